@@ -1,0 +1,33 @@
+# `make run` and `make test` do all the set-up on a fresh machine: Python >= 3.11 with venv and pip, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint format clean
+
+run: $(VENV)/ready  ## the main job on the embedded data: FedAvg and FedDyn with and without MAN, three seeds
+	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.15 seed=0,1,2 --out runs/digits
+
+test: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard]'
+	touch $@

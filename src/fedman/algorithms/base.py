@@ -1,0 +1,85 @@
+"""What an algorithm is: a local step, an end of the local work, a step of the server. All on flat vectors.
+
+A model is a vector of P numbers; a cohort of S clients is a matrix `[S, P]`; norms and products run over the
+last axis. An algorithm therefore reads the same for one client, for a cohort, for a stack of runs and for a
+client in a process of its own. It never sees batches, the MAN term, devices or random numbers: the engine hands
+it a function `grad` that maps `[S, P]` weights to `[S, P]` gradients of the clients' objective
+F = cross-entropy + ζ·MAN on the current batch.
+
+This package uses methods of tensors only and so imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = Mapping[str, "Tensor"]
+"""Named flat vectors: the server's `[P]`, a cohort's `[S, P]`."""
+
+Grad = Callable[["Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What all local steps of a round share."""
+
+    lr: Tensor  # η_t, the decayed learning rate; a tensor so that a captured graph can replay with another value
+    lr0: float  # η_0, the learning rate of round 0
+    decay: float  # λ, the L2 weight decay
+    clip: float  # C, the bound on the norm of a client's whole gradient
+    p: Tensor  # [S, 1], p_k = n_k·N / Σn, a client's size relative to the mean (1 when balanced)
+    steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
+    is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Federated averaging, and the defaults of all others. A subclass is a frozen set of hyper-parameters."""
+
+    title: ClassVar[str]
+    server: ClassVar[tuple[str, ...]] = ("w",)  # vectors the server keeps; "w" is θ, the model sent to clients
+    client: ClassVar[tuple[str, ...]] = ()  # vectors each client keeps between its rounds, zero at first
+    weighted: ClassVar[bool] = False  # uploads are averaged by sample counts (True) or plainly (False)
+    scratch: ClassVar[tuple[str, ...]] = ()  # vectors carried from one local step to the next, zero at first
+
+    def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
+        """One local step. Pure: no host sync, no branch on a value, no draw, no write to its inputs."""
+        raise NotImplementedError
+
+    def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
+        """After the last step: the client's new memory, and what it uploads (always its model, "w")."""
+        return {}, {"w": w}
+
+    def update(self, server: State, mean: State, fraction: float) -> State:
+        """The server's step, from the mean of the uploads; `fraction` = |S_t| / N turns it into Σ/N."""
+        return {"w": mean["w"]}
+
+
+Scratch = tuple["Tensor", State]
+"""A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""
+
+
+def norm(g: Tensor) -> Tensor:
+    """‖g‖₂ of every row, `[S, 1]`."""
+    return g.norm(dim=-1, keepdim=True)
+
+
+def clip_factor(g: Tensor, bound: float) -> Tensor:
+    """min(1, C / (‖g‖₂ + 1e-6)) of every row, `[S, 1]`: clip(g) = g · clip_factor(g)."""
+    return (bound / (norm(g) + 1e-6)).clamp(max=1)
+
+
+def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
+    """w − η(clip(g) + (λ + extra)·w): `g` is inside the clip, weight decay outside it."""
+    shrunk = w * (1 - hp.lr * (hp.decay + extra_decay))
+    return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
+
+
+def ascent(s: Tensor, rho: float, eps: float = 1e-16) -> Tensor:
+    """e = ρ·s / (‖s‖₂ + ε): the step of length ρ up the gradient, from which SAM-type methods look back."""
+    return s * (rho / (norm(s) + eps))

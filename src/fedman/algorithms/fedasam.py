@@ -1,0 +1,31 @@
+"""FedASAM. Caldarola et al., 'Improving Generalization in Federated Learning by Seeking Flat Minima', 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedman.algorithms.base import Algorithm, Grad, Local, State, norm, sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FedASAM(Algorithm):
+    """FedSAM on a scale of its own for every weight: T = |w| + η_a for weights, 1 for biases.
+
+    e = ρ·T²s / ‖T s‖ with s = ∇F(w); then w ← w − η(clip(∇F(w + e)) + λw). Server as FedAvg.
+    """
+
+    title = "FedASAM"
+    weighted = True
+
+    rho: float = 0.5
+    eta: float = 0.2  # η_a
+
+    def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
+        T = (w.abs() + self.eta).where(hp.is_weight, 1)
+        Ts = T * grad(w)
+        e = T * Ts * (self.rho / (norm(Ts) + 1e-16))
+        return sgd(w, grad(w + e), hp)

@@ -1,0 +1,97 @@
+"""Checkpoints: a run's state between two rounds, as safetensors and a JSON with its hash. Never executed.
+
+Clients that have not taken part yet still are where they started, so only the rows of those seen are stored. The
+JSON is written after the tensors; the two newest checkpoints are kept, and a damaged one gives way to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedman.engine import Federation
+from fedman.errors import UserError
+from fedman.records import write_json, write_whole
+
+FORMAT = 1
+KEEP = 2
+
+
+def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float) -> None:
+    """Write the state after a finished round."""
+    folder.mkdir(exist_ok=True)
+    seen = [k for k, yes in enumerate(state.seen) if yes]
+    tensors = {f"server.{name}": v for name, v in state.server.items()}
+    tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
+    tensors |= {"last": state.last[seen], "total": state.total, "sel": state.sel.clone()}
+    tensors = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
+    data = folder / f"round-{state.round:06d}.safetensors"
+    write_whole(data, lambda path: save_file(tensors, path))
+    about = {
+        "format": FORMAT,
+        "round": state.round,
+        "seen": seen,
+        "seconds": seconds,
+        "sha256": sha256(data),
+        "config": config,
+    }
+    write_json(data.with_suffix(".json"), about)
+    for old in sorted(folder.glob("round-*.json"))[:-KEEP]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load(
+    folder: Path, state: Federation, config: dict[str, Any], warn: Callable[[str], object]
+) -> tuple[Federation, float] | None:
+    """The newest sound checkpoint laid over a fresh `state`, and the seconds spent so far; None if there is none."""
+    found = sorted(folder.glob("round-*.json"), reverse=True)
+    if not found:
+        return None
+    for path in found:
+        try:
+            about, tensors = _read(path)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            warn(f"{path}: damaged ({type(error).__name__}); trying the one before it")
+            continue
+        if about.get("format") != FORMAT:
+            raise UserError(f"{path}: checkpoint format {about.get('format')!r}, this version reads {FORMAT}")
+        if about["config"] != config:
+            changed = sorted(k for k in {*about["config"], *config} if about["config"].get(k) != config.get(k))
+            raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+        return _lay_over(state, about, tensors), float(about["seconds"])
+    raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    about = json.loads(path.read_bytes())
+    data = path.with_suffix(".safetensors")
+    if sha256(data) != about["sha256"]:
+        raise ValueError("hash differs")
+    return about, load_file(data)
+
+
+def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Federation:
+    device, seen = state.sel.device, about["seen"]
+    state.round = about["round"]
+    state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
+    for name, rows in state.memory.items():
+        rows[seen] = tensors[f"memory.{name}"].to(device)
+    state.last[seen] = tensors["last"].to(device)
+    state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
+    for k in seen:
+        state.seen[k] = True
+    return state
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's contents."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

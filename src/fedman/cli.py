@@ -1,0 +1,214 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fedman.errors import Diverged, UserError
+
+if TYPE_CHECKING:
+    from fedman.config import Config
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated learning that lands in flat minima: FedAvg, FedSAM, FedASAM, FedDyn, FedDC, FedSpeed, FedProx "
+    "and SCAFFOLD, with and without minimising layerwise activation norms (MAN).",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
+app.add_typer(data_app, name="data")
+
+Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
+PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+
+
+@app.command()
+def run(
+    keys: Keys = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False,
+    device: Device = "auto",
+) -> None:
+    """One run.
+
+    fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
+    """
+    from fedman.config import overrides, read_toml, resolve
+
+    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
+    if resume and out is None:
+        raise UserError("--resume: name the run's folder with --out")
+    if resume and out is not None and not given and not preset:
+        given = read_toml(out / "config.toml")
+    settings = resolve(given, preset)
+    out = out or Path("runs") / run_name(settings)
+    if not resume and (out / "config.toml").exists():
+        raise UserError(f"{out}: holds a run already; add --resume to go on with it, or choose another --out")
+
+    from fedman import experiment
+    from fedman.data import load
+    from fedman.progress import data_progress, run_progress
+
+    with data_progress() as reading:
+        data = load(settings.dataset, settings.data_dir, reading)
+    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+        result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
+    s = result.summary
+    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in s["accuracy"].items())
+    target = (
+        f"; {settings.target:g} % in round {s['rounds_to_target'] or f'{settings.rounds}+'}" if settings.target else ""
+    )
+    typer.echo(f"{settings.method}: {accuracy}{target}; {s['seconds']:.1f} s on {s['device']}, {s['precision']}")
+    typer.echo(f"written to {out}")
+
+
+@app.command()
+def sweep(
+    keys: Keys = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/sweep]")] = None,
+    device: Device = "auto",
+) -> None:
+    """A grid of runs: comma lists of values. Done runs are skipped, interrupted ones go on.
+
+    fedman sweep algorithm=fedavg,feddyn zeta=0,0.15 seed=0,1,2
+    """
+    from fedman.config import overrides, read_toml
+    from fedman.sweep import cells
+
+    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
+    grid = cells(given, preset)
+    out = out or Path("runs") / "sweep"
+
+    from fedman import sweep as grids
+    from fedman.data import load
+    from fedman.progress import data_progress, print_table, sweep_progress
+    from fedman.records import write_text
+
+    with data_progress() as reading:
+        data = {source: load(*source, reading) for source in {c.config.source for c in grid}}
+    with sweep_progress([c.config.rounds for c in grid]) as on_cell:
+        rows = grids.run(grid, data, out, device, lambda i, cell: on_cell(i, cell.name), say)
+    header, lines = grids.table(rows)
+    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
+    write_text(out / "table.md", grids.markdown(header, lines))
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
+    from fedman.algorithms import ALGORITHMS, hyperparameters
+    from fedman.config import MODELS, Config
+    from fedman.data import SPECS
+    from fedman.presets import PRESETS
+
+    typer.echo("algorithms")
+    for name, kind in ALGORITHMS.items():
+        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(name).items())
+        typer.echo(f"  {name:14} {kind.title:9} {hyper}".rstrip())
+    typer.echo("data sets")
+    for name, spec in SPECS.items():
+        shape = "x".join(map(str, spec.shape))
+        typer.echo(f"  {name:14} {spec.classes} classes of {shape}, model {spec.model}")
+    typer.echo("  npz:PATH       your own arrays: x_train, y_train, x_test, y_test, or x and y")
+    typer.echo(f"models\n  {' '.join(MODELS)}")
+    typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
+    for name, values in PRESETS.items():
+        typer.echo(f"  {name:21} zeta={values['zeta']} rounds={values['rounds']} clients={values['clients']}")
+    typer.echo("keys")
+    for name, field in Config.model_fields.items():
+        default = "" if field.default in (None, "") else f" [{field.default}]".lower()
+        typer.echo(f"  {name:18} {field.description}{default}")
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="data set to download")],
+    data_dir: Annotated[Path | None, typer.Option(help="where to [$FEDMAN_DATA or ~/.cache/fedman]")] = None,
+    url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
+) -> None:
+    """Download the official archive, with resume and checksum."""
+    from fedman.data import download
+    from fedman.progress import data_progress
+
+    with data_progress() as advance:
+        paths = download.get(name, data_dir, url=url, progress=advance)
+    for path in paths:
+        typer.echo(f"written to {path}")
+
+
+@data_app.command()
+def show(
+    keys: Keys = None,
+    preset: PresetOption = None,
+    plot: Annotated[Path | None, typer.Option(help="draw class x client to a .png or .svg")] = None,
+) -> None:
+    """How a data set is split over the clients.
+
+    fedman data show --preset cifar100-dir0.3 --plot partition.png
+    """
+    from fedman.config import overrides, resolve
+    from fedman.data import load, partition
+
+    settings = resolve(overrides(keys or []), preset)
+    data = load(settings.dataset, settings.data_dir)
+    parts = partition.split(
+        data.y_train,
+        settings.partition,
+        settings.clients,
+        classes=data.classes,
+        seed=settings.partition_seed,
+        sigma=settings.unbalanced,
+        dataset=data.name,
+    )
+    facts = partition.heterogeneity(data.y_train, parts, data.classes)
+    typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
+    if plot is not None:
+        partition.plot(data.y_train, parts, data.classes, plot)
+        typer.echo(f"written to {plot}")
+
+
+def run_name(config: Config) -> str:
+    """The folder of a run that was given none."""
+    dataset = Path(config.dataset.removeprefix("npz:")).stem
+    return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
+
+
+def say(message: str) -> None:
+    """A line for the person, apart from the results."""
+    typer.echo(f"fedman: {message}", err=True)
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """Say why and leave."""
+    say(message)
+    raise SystemExit(code)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; what a user can cause ends in one message and an exit code, never in a traceback.
+
+    2: bad input. 3: the run diverged. 130, 143: interrupted, after a checkpoint.
+    """
+    command: Callable[..., Any] = typer.main.get_command(app)
+    try:
+        command(arguments if arguments is not None else sys.argv[1:], standalone_mode=True)
+    except UserError as error:
+        stop(f"error: {error}", 2)
+    except Diverged as error:
+        stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
+    except Exception as error:
+        if type(error).__name__ == "Interrupted":  # fedman.experiment is not imported here
+            stop(str(error), 128 + error.signum)  # type: ignore[attr-defined]
+        raise

@@ -1,0 +1,50 @@
+"""From stored samples to normalised, augmented batches, for a whole stack of clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PAD = 4  # pixels of padding for the random crop, for all data sets of the paper
+
+
+def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
+    if x.dtype != torch.uint8:
+        return x.to(dtype)
+    scale = 1 / (255 * torch.tensor(std, dtype=dtype, device=x.device))
+    shift = torch.tensor(mean, dtype=dtype, device=x.device) * 255 * scale
+    return x.to(dtype) * scale - shift
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """`[..., H, W, C]` seen as `[..., C, H, W]` without moving a byte: torch's channels_last layout."""
+    return x.movedim(-1, -3)
+
+
+class Windows:
+    """The samples of S clients, prepared so that an augmented batch is one indexing operation.
+
+    Images `[S, n, H, W, C]` are held twice, as they are and mirrored, each padded with zeros (the mean colour,
+    since they are normalised); every crop of every image is then a window into that array.
+    """
+
+    def __init__(self, x: Tensor, images: bool, augment: bool) -> None:
+        self.x, self.images, self.augment = x, images, augment
+        if augment:
+            both = torch.stack([x, x.flip(-2)], dim=1)  # [S, 2, n, H, W, C]
+            padded = F.pad(both, (0, 0, PAD, PAD, PAD, PAD))
+            height, width = x.shape[-3:-1]
+            self.x = padded.unfold(3, height, 1).unfold(4, width, 1)  # [S, 2, n, 2·PAD+1, 2·PAD+1, C, H, W]
+
+    def take(self, sample: Tensor, window: Tensor) -> Tensor:
+        """The batch `[S, B, ...]`, images with their channels first, at one step of a plan."""
+        row = torch.arange(len(sample), device=sample.device)[:, None]
+        if self.augment:
+            mirror, down, right = window
+            return self.x[row, mirror, sample, down, right]
+        x = self.x[row, sample]
+        return channels_first(x) if self.images else x

@@ -1,0 +1,59 @@
+"""Decoded images kept as one uint8 .npy file, so that the second start is quick.
+
+The file is one flat array: images, labels (one byte each), the key of what they were made from, and the
+CRC-32 of all that. It is written beside its target, synced and renamed, so it is whole or not there; a file
+whose key or checksum does not fit is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KEY_BYTES = 32
+CRC_BYTES = 4
+HEADER_BYTES = 4096  # no .npy header of ours is longer
+
+
+def load(path: Path, key: bytes, count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images [count, *shape] and labels stored under `key`; None if there are none that can be trusted."""
+    pixels = count * int(np.prod(shape))
+    total = pixels + count + KEY_BYTES + CRC_BYTES
+    try:
+        if not total < path.stat().st_size < total + HEADER_BYTES:
+            return None
+        flat = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    if flat.shape != (total,) or flat.dtype != np.uint8:
+        return None
+    body, crc = flat[:-CRC_BYTES], flat[-CRC_BYTES:]
+    if body[-KEY_BYTES:].tobytes() != key or zlib.crc32(body) != int.from_bytes(crc.tobytes(), "little"):
+        return None
+    return flat[:pixels].reshape(count, *shape), flat[pixels : pixels + count]
+
+
+def save(path: Path, key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
+    """Store uint8 images and labels under `key` in place of whatever was at `path`; may raise OSError."""
+    parts: list[Any] = [images.reshape(-1).data, labels.astype(np.uint8).tobytes(), key]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    parts.append(crc.to_bytes(CRC_BYTES, "little"))
+    header = {"descr": "|u1", "fortran_order": False, "shape": (sum(len(part) for part in parts),)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(staged, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""What is known about each data set before anything is read. Standard library only."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedman.errors import UserError
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(what, done, total); total is 0 where it is not known."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One data set: its facts, the model and target that go with it, and its official files.
+
+    `mean` and `std` are per channel, of pixels scaled to [0, 1]. `files` maps what `fedman data get` fetches
+    to checksums ("algorithm:hex"), `also` other official archives that are read as well; `url` is the address
+    of the folder they lie in and `folder` the place below data_dir where they are put.
+    """
+
+    name: str
+    title: str
+    reader: str
+    classes: int
+    shape: tuple[int, int, int]
+    train: int
+    test: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    model: str
+    augment: bool = False
+    target: float | None = None
+    first_labels: tuple[int, ...] = ()
+    url: str = ""
+    folder: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+
+
+_SPECS = (
+    Spec(
+        name="digits",
+        title="UCI optical digits, 8x8, part of the package",
+        reader="digits",
+        classes=10,
+        shape=(1, 8, 8),
+        train=1437,
+        test=360,
+        mean=(0.3054,),
+        std=(0.3753,),
+        model="small_cnn",
+    ),
+    Spec(
+        name="cifar10",
+        title="CIFAR-10",
+        reader="cifar",
+        classes=10,
+        shape=(3, 32, 32),
+        train=50_000,
+        test=10_000,
+        mean=(0.491, 0.482, 0.447),
+        std=(0.247, 0.243, 0.262),
+        model="cifar_cnn",
+        augment=True,
+        url="https://www.cs.toronto.edu/~kriz/",
+        files={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+        also={"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
+    ),
+    Spec(
+        name="cifar100",
+        title="CIFAR-100, fine labels",
+        reader="cifar",
+        classes=100,
+        shape=(3, 32, 32),
+        train=50_000,
+        test=10_000,
+        mean=(0.5071, 0.4867, 0.4408),
+        std=(0.2675, 0.2565, 0.2761),
+        model="cifar_cnn",
+        augment=True,
+        target=50.0,
+        url="https://www.cs.toronto.edu/~kriz/",
+        files={"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
+        also={"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"},
+    ),
+    Spec(
+        name="tiny-imagenet",
+        title="Tiny-ImageNet-200; its labelled validation images are the test set",
+        reader="tiny_imagenet",
+        classes=200,
+        shape=(3, 64, 64),
+        train=100_000,
+        test=10_000,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        model="tiny_cnn",
+        augment=True,
+        target=28.0,
+        url="http://cs231n.stanford.edu/",
+        files={"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
+    ),
+    Spec(
+        name="mnist",
+        title="MNIST",
+        reader="idx",
+        classes=10,
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+        model="small_cnn",
+        first_labels=(5, 0, 4, 1, 9),
+        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        folder="MNIST/raw",
+        files={
+            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    ),
+    Spec(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        reader="idx",
+        classes=10,
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
+        mean=(0.2860,),
+        std=(0.3530,),
+        model="small_cnn",
+        first_labels=(9, 0, 0, 3, 0),
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        folder="FashionMNIST/raw",
+        files={
+            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        },
+    ),
+)
+
+SPECS: dict[str, Spec] = {spec.name: spec for spec in _SPECS}
+
+
+def is_npz(name: str) -> bool:
+    """Whether `name` means a user's own file: `npz:PATH`, or just a path that ends in .npz."""
+    return name.startswith("npz:") or name.endswith(".npz")
+
+
+def lookup(name: str) -> Spec:
+    """The facts of a named data set; a name that is not known is an error that suggests the nearest."""
+    if name in SPECS:
+        return SPECS[name]
+    near = difflib.get_close_matches(name.lower(), SPECS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"dataset: {name!r} is not known{hint} Allowed: {', '.join(SPECS)}, npz:PATH")
+
+
+def default_dir() -> Path:
+    """Where data sets are looked for and put when no data_dir is given: $FEDMAN_DATA or ~/.cache/fedman."""
+    return Path(os.environ.get("FEDMAN_DATA") or "~/.cache/fedman").expanduser()

@@ -1,0 +1,136 @@
+"""`Dataset`: arrays with their labels and normalisation, read by name or made from a user's own arrays."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedman.data.catalog import Progress, default_dir, is_npz, lookup
+from fedman.errors import UserError
+
+MAX_CLASSES = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images are uint8 [n, H, W, C], meant as (x/255 − mean)/std; float32 [n, ...] is used as it is."""
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    augment: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
+        shape = self.x_train.shape[1:]
+        return (shape[2], *shape[:2]) if self.x_train.dtype == np.uint8 else shape
+
+
+def load(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
+    """The data set `name` (see `fedman list`), read from what lies in `data_dir`; or a user's `npz:PATH`."""
+    if is_npz(name):
+        from fedman.data import npz
+
+        return from_arrays(*npz.read(Path(name.removeprefix("npz:")).expanduser()), name=name)
+    spec = lookup(name)
+    root = Path(data_dir).expanduser() if data_dir else default_dir()
+    reader = importlib.import_module(f"fedman.data.{spec.reader}")
+    try:
+        x_train, y_train, x_test, y_test = reader.read(spec, root, progress)
+    except OSError as error:
+        raise UserError(f"{error.filename or root}: cannot be read ({error.strerror or error})") from error
+    return Dataset(name, x_train, y_train, x_test, y_test, spec.classes, spec.mean, spec.std, spec.augment)
+
+
+def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str = "custom") -> Dataset:
+    """A user's own data, checked. Anything numpy can read will do (torch tensors on the CPU as well).
+
+    uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
+    std per channel ([n, features] is scaled to [0, 1]). Other numbers become float32 and are used as they
+    are. Labels are whole numbers from 0; the number of classes is the largest label + 1.
+    """
+    xs = [_samples(f"{name}: {key}", x) for key, x in (("x_train", x_train), ("x_test", x_test))]
+    ys = [_labels(f"{name}: {key}", y) for key, y in (("y_train", y_train), ("y_test", y_test))]
+    for part, x, y in zip(("train", "test"), xs, ys, strict=True):
+        if len(x) != len(y):
+            raise UserError(f"{name}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
+    train, test = xs
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        raise UserError(
+            f"{name}: x_train and x_test must hold samples of one kind, not {train.dtype} {train.shape[1:]} "
+            f"and {test.dtype} {test.shape[1:]}"
+        )
+    classes = int(max(y.max() for y in ys)) + 1
+    if classes < 2:
+        raise UserError(f"{name}: every label is 0; at least two classes are needed")
+    mean, std = channel_statistics(train) if train.dtype == np.uint8 else ((0.0,), (1.0,))
+    return Dataset(name, train, ys[0], test, ys[1], classes, mean, std)
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of pixels / 255 for each channel of uint8 [n, H, W, C], exactly, from the histogram."""
+    levels = np.arange(256) / 255
+    mean, std = [], []
+    for c in range(images.shape[-1]):
+        weights = np.bincount(images[..., c].ravel(), minlength=256) / images[..., c].size
+        mean.append(float(weights @ levels))
+        std.append(float(np.sqrt(weights @ (levels - mean[-1]) ** 2)) or 1.0)
+    return tuple(mean), tuple(std)
+
+
+def _array(field: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{field} is not an array of numbers: {str(error).splitlines()[0]}") from error
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{field} has dtype {array.dtype}; allowed are real numbers")
+    if array.size == 0:
+        raise UserError(f"{field} is empty (shape {array.shape})")
+    return array
+
+
+def _samples(field: str, value: Any) -> np.ndarray:
+    x = _array(field, value)
+    if x.ndim < 2:
+        raise UserError(f"{field} has shape {x.shape}; samples need at least two axes, [n, ...]")
+    if x.dtype == np.uint8:
+        return _pixels(field, x)
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    if not np.isfinite(x).all():
+        bad = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))[0])
+        raise UserError(f"{field} has a value that is not finite in float32 (sample {bad})")
+    return x
+
+
+def _pixels(field: str, x: np.ndarray) -> np.ndarray:
+    if x.ndim == 2:
+        return x.astype(np.float32) / 255
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim == 4 and x.shape[3] > 4 >= x.shape[1]:
+        x = x.transpose(0, 2, 3, 1)
+    if x.ndim != 4 or x.shape[3] > 4:
+        raise UserError(f"{field} has shape {x.shape}; uint8 images are [n, H, W], [n, H, W, C] or [n, C, H, W]")
+    return np.ascontiguousarray(x)
+
+
+def _labels(field: str, value: Any) -> np.ndarray:
+    y = _array(field, value)
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        raise UserError(f"{field} is {y.dtype} of shape {y.shape}; labels are whole numbers of shape [n]")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= MAX_CLASSES:
+        raise UserError(f"{field} has labels {low} to {high}; allowed are 0 to {MAX_CLASSES - 1}")
+    return y.astype(np.int64)

@@ -1,0 +1,157 @@
+"""`fedman data get`: the official archives, resumed where they stopped and checked before they count.
+
+The only code of the package that uses the network. A file arrives as NAME.part and gets its name once its
+checksum is right, so a file under its own name is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from fedman.data.catalog import Progress, Spec, default_dir, is_npz, lookup
+from fedman.errors import UserError
+
+TIMEOUT = 30.0  # seconds without a byte
+BLOCK = 1 << 18
+MAX_BYTES = 2 << 30  # several times the largest official archive: an endless answer ends here
+
+
+def get(
+    name: str,
+    data_dir: Path | str | None = None,
+    *,
+    url: str | None = None,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Download what `load(name, data_dir)` reads; files that are there already are only checked.
+
+    `url` is another address: of one official archive, or, ending in "/", of a folder with the official files.
+    `sha256` replaces the published checksum (of a single file).
+    """
+    if is_npz(name):
+        raise UserError(f"dataset: {name} is a file of your own; there is nothing to download")
+    spec = lookup(name)
+    if not spec.files:
+        return []
+    wanted = _addresses(spec, url or spec.url)
+    if sha256 is not None:
+        if len(wanted) > 1 or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+            raise UserError(f"sha256: {sha256!r} is not allowed; it must be the 64 hex digits of a single file")
+        wanted = {address: f"sha256:{sha256.lower()}" for address in wanted}
+    folder = (Path(data_dir).expanduser() if data_dir else default_dir()) / spec.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_one(address, folder, checksum, progress) for address, checksum in wanted.items()]
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error
+
+
+def _addresses(spec: Spec, url: str) -> dict[str, str]:
+    """Address -> checksum of each file to fetch."""
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise UserError(f"url: {url} is not allowed; it must begin with http:// or https://")
+    if url.endswith("/"):
+        return {url + name: checksum for name, checksum in spec.files.items()}
+    known = {**spec.files, **spec.also}
+    name = _name(url)
+    if len(spec.files) > 1 or name not in known:
+        raise UserError(f"url: {url} is not allowed; it must end in {' or '.join(['/', *known])}")
+    return {url: known[name]}
+
+
+def _name(url: str) -> str:
+    return urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
+
+
+def _one(url: str, folder: Path, checksum: str, progress: Progress | None) -> Path:
+    path, part = folder / _name(url), folder / f"{_name(url)}.part"
+    if path.exists():
+        found = _checksum(path, checksum)
+        if found != checksum:
+            raise UserError(f"{path}: is there already but is not the official file ({found}, not {checksum})")
+        return path
+    _fetch(url, part, progress)
+    found = _checksum(part, checksum)
+    if found != checksum:
+        part.unlink()
+        raise UserError(f"{url}: wrong checksum, {found} instead of {checksum}; the file was removed")
+    part.replace(path)
+    return path
+
+
+def _checksum(path: Path, expected: str) -> str:
+    """The checksum of a file in the manner of `expected`, "algorithm:hex"."""
+    algorithm = expected.partition(":")[0]
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return f"{algorithm}:{digest.hexdigest()}"
+
+
+def _fetch(url: str, part: Path, progress: Progress | None) -> None:
+    """Bring `part` to the length that the server states, going on from what is there."""
+    have = part.stat().st_size if part.exists() else 0
+    go_on = f"{part} is kept, run the same command again to go on"
+    try:
+        with _open(url, have) as response:
+            if response.status != http.client.PARTIAL_CONTENT:
+                have = 0
+            length = response.headers.get("Content-Length", "")
+            total = have + int(length) if length.isdigit() else 0
+            done = _copy(url, response, part, have, total, progress)
+    except _Complete:
+        return
+    except urllib.error.HTTPError as error:
+        raise UserError(f"{url}: the server answers {error.code} {error.reason}") from error
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise UserError(f"{url}: the transfer failed ({reason}){f'; {go_on}' if part.exists() else ''}") from error
+    if done < total:
+        raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {go_on}")
+
+
+class _Complete(Exception):
+    """The server has nothing beyond what is there."""
+
+
+def _open(url: str, have: int) -> http.client.HTTPResponse:
+    """The answer, from byte `have` on if the server can (206) or from the start (200)."""
+    request = urllib.request.Request(url, headers={"User-Agent": "fedman", "Accept-Encoding": "identity"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if have and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise _Complete from error
+        raise
+    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    if response.status == http.client.PARTIAL_CONTENT and (not start or int(start[1]) != have):
+        response.close()
+        return _open(url, 0)
+    return response
+
+
+def _copy(
+    url: str, response: http.client.HTTPResponse, part: Path, have: int, total: int, progress: Progress | None
+) -> int:
+    """Write the answer to `part` from byte `have` on; the number of bytes that are then there."""
+    with open(part, "ab" if have else "wb") as file:
+        while block := response.read(BLOCK):
+            have += len(block)
+            if have > MAX_BYTES:
+                part.unlink()
+                raise UserError(f"{url}: sends more than {MAX_BYTES} bytes; no official archive is that large")
+            file.write(block)
+            if progress:
+                progress(_name(url), have, total)
+        file.flush()
+        os.fsync(file.fileno())
+    return have

@@ -1,0 +1,88 @@
+"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, which are split 80/20 class by class."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedman.errors import UserError
+
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+WHOLE = ("x", "y")
+MAX_BYTES = 16 << 30
+TEST_SHARE = 0.2
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The four arrays of the file, as stored; their contents are checked by `from_arrays`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+            wanted = SPLIT if set(SPLIT) <= set(names) else WHOLE
+            if not set(wanted) <= set(names):
+                raise UserError(f"{path}: has {_some(names)}; wanted are {', '.join(SPLIT)}; or x, y")
+            if len(set(names)) != len(names):
+                raise UserError(f"{path}: has an array twice ({_some(names)})")
+            arrays = [_array(path, archive, f"{name}.npy") for name in wanted]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise UserError(f"{path}: is not a whole .npz file ({error})") from error
+    if wanted == WHOLE:
+        return _split(path, *arrays)
+    x_train, y_train, x_test, y_test = arrays
+    return x_train, y_train, x_test, y_test
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(name[:20].encode("unicode_escape").decode() for name in names[:6]) or "no arrays"
+    return shown + (", ..." if len(names) > 6 else "")
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """One array. Its header must agree with the member's size before any memory is taken for it."""
+    where = f"{path}: {name.removesuffix('.npy')}"
+    info = archive.getinfo(name)
+    with archive.open(info) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, fortran, dtype = read_header(file)
+        except (ValueError, KeyError, SyntaxError, TypeError, tokenize.TokenError) as error:
+            raise UserError(f"{where} has no valid .npy header ({' '.join(str(error).split())[:80]})") from error
+        if dtype.kind not in "biuf":
+            raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        if size > MAX_BYTES:
+            raise UserError(f"{where} takes {size} bytes, at most {MAX_BYTES} are allowed")
+        if file.tell() + size != info.file_size or min(shape, default=0) < 0:
+            raise UserError(f"{where} has shape {shape} but {info.file_size - file.tell()} bytes")
+        data = bytearray(file.read(size + 1))
+        if len(data) != size:
+            raise UserError(f"{where} has fewer bytes than its header says")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A fixed random fifth of every class (rounded down) is the test set: the same for everybody."""
+    if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
+        raise UserError(f"{path}: x of shape {x.shape} and y of shape {y.shape} are not samples with their labels")
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    _, counts = np.unique(y, return_counts=True)
+    rank = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.arange(0)
+    is_test = rank < np.repeat((TEST_SHARE * counts).astype(int), counts)
+    train, test = np.sort(order[~is_test]), np.sort(order[is_test])
+    if not test.size:
+        raise UserError(f"{path}: no class has the {round(1 / TEST_SHARE)} samples that a test set needs; give x_test")
+    return x[train], y[train], x[test], y[test]

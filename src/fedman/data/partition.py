@@ -1,0 +1,246 @@
+"""Who gets which training samples: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
+
+Every rule is a pure function of its arguments and gives each index to at most one client. With sigma = 0
+clients have ⌊n/N⌋ samples; with sigma > 0 sizes are log-normal and all samples are used.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedman.errors import UserError
+
+STREAM = 14  # keeps these draws apart from other uses of the same seed
+MAX_SIGMA = 10.0
+_RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
+
+
+class Rule(NamedTuple):
+    """A parsed partition: kind "iid", "dir" (value δ) or "path" (value: classes per client)."""
+
+    kind: str
+    value: float = 0.0
+
+
+def parse(spec: str) -> Rule:
+    """Read `iid`, `dir0.3`, `path2`.
+
+    >>> parse("dir0.3")
+    Rule(kind='dir', value=0.3)
+    """
+    match = _RULE.fullmatch(spec)
+    kind, *value = [group for group in match.groups() if group] if match else [""]
+    if not kind or (value and not 0 < float(value[0]) <= 1e6):
+        raise UserError(
+            f"partition: {spec!r} is not allowed; allowed are iid, dirX (Dirichlet, 0 < X <= 1e6: dir0.3) "
+            "and pathC (C >= 1 classes per client: path2)"
+        )
+    return Rule(kind, *map(float, value))
+
+
+def split(
+    labels: np.ndarray,
+    spec: str,
+    clients: int,
+    *,
+    classes: int,
+    seed: int = 0,
+    sigma: float = 0.0,
+    dataset: str = "",
+) -> list[np.ndarray]:
+    """The sample indices of each client, int64, ascending.
+
+    `sigma` is the σ of log-normal client sizes (0: all equal). `dataset` matters for `iid` alone, whose
+    meaning the paper's code changes with the data set (`iid_order`).
+    """
+    rule = parse(spec)
+    labels = np.asarray(labels)
+    _check(labels, clients, classes, seed, sigma)
+    rng = np.random.default_rng([STREAM, seed])
+    sizes = _sizes(len(labels), clients, sigma, rng)
+    parts: Sequence[np.ndarray | list[int]]
+    if rule.kind == "dir":
+        parts = _dirichlet(labels, sizes, classes, rule.value, rng)
+    elif rule.kind == "path":
+        parts = _pathological(labels, sizes, classes, int(rule.value), rng)
+    else:
+        order = iid_order(labels, dataset, rng)
+        parts = np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
+    return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+
+
+def _check(labels: np.ndarray, clients: int, classes: int, seed: int, sigma: float) -> None:
+    if not 1 <= clients <= len(labels):
+        raise UserError(f"clients: {clients} is not allowed; each needs a sample, so 1 to {len(labels)} are possible")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise UserError(f"labels: {labels.min()} to {labels.max()} found, allowed are 0 to {classes - 1}")
+    if seed < 0:
+        raise UserError(f"partition seed: {seed} is not allowed; it must be 0 or more")
+    if not 0 <= sigma <= MAX_SIGMA:
+        raise UserError(f"sigma: {sigma} is not allowed; allowed are 0 (equal sizes) to {MAX_SIGMA:g}")
+
+
+def _sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    if sigma == 0:
+        return np.full(clients, n // clients)
+    return _share(n, rng.lognormal(np.log(n / clients), sigma, clients))
+
+
+def _share(n: int, weights: np.ndarray) -> np.ndarray:
+    """n in whole parts proportional to `weights`, none of them 0: truncated, the rounding difference goes to
+    the first part that can take it, empty parts then get one from the largest."""
+    sizes = (weights / weights.sum() * n).astype(np.int64)
+    rest = n - sizes.sum()
+    sizes[np.flatnonzero(sizes + rest > 0)[0]] += rest
+    for empty in np.flatnonzero(sizes == 0):
+        sizes[sizes.argmax()] -= 1
+        sizes[empty] = 1
+    return sizes
+
+
+def _pools(labels: np.ndarray, classes: int) -> list[np.ndarray]:
+    """The indices of each class, ascending."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def _dirichlet(
+    labels: np.ndarray, sizes: np.ndarray, classes: int, delta: float, rng: np.random.Generator
+) -> list[list[int]]:
+    """FedDyn's procedure: π_k ~ Dirichlet(δ); clients with room left take turns at random, each drawing a
+    class from π_k and taking the last sample of that class's pool.
+
+    Where FedDyn redraws until it hits a class that is not empty, empty classes are struck from π_k here: the
+    same distribution without the spinning. A client all of whose mass is gone draws uniformly.
+    """
+    pools = [pool.tolist() for pool in _pools(labels, classes)]
+    prior = rng.dirichlet(np.full(classes, delta), len(sizes))
+    left = np.array([bool(pool) for pool in pools])
+    cdf = _cdf(prior, left)
+    parts: list[list[int]] = [[] for _ in sizes]
+    room, waiting = sizes.tolist(), list(range(len(sizes)))
+    for turn, draw in rng.random((int(sizes.sum()), 2)).tolist():
+        place = int(turn * len(waiting))
+        k = waiting[place]
+        c = bisect_right(cdf[k], draw)
+        parts[k].append(pools[c].pop())
+        if len(parts[k]) == room[k]:
+            waiting.pop(place)
+        if not pools[c]:
+            left[c] = False
+            cdf = _cdf(prior, left) if left.any() else cdf
+    return parts
+
+
+def _cdf(prior: np.ndarray, left: np.ndarray) -> list[list[float]]:
+    """Cumulative π_k over the classes that are left; the last entry is exactly 1."""
+    mass = prior * left
+    mass[mass.sum(1) == 0] = left
+    cumulative = mass.cumsum(1)
+    return (cumulative / cumulative[:, -1:]).tolist()
+
+
+def iid_order(labels: np.ndarray, dataset: str, rng: np.random.Generator) -> np.ndarray:
+    """The order of which iid clients are consecutive blocks.
+
+    CIFAR-100: the first sample of every class, the second of every class, and so on, so that clients are
+    perfectly class-balanced; CIFAR-10: as stored; all others: a random permutation.
+    """
+    if dataset == "cifar100":
+        pools = _pools(labels, int(labels.max()) + 1)
+        rank = np.concatenate([np.arange(len(pool)) for pool in pools])
+        by_class = np.concatenate(pools)
+        return by_class[np.argsort(rank, kind="stable")]
+    if dataset == "cifar10":
+        return np.arange(len(labels))
+    return rng.permutation(len(labels))
+
+
+def _pathological(
+    labels: np.ndarray, sizes: np.ndarray, classes: int, per_client: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Shards of one class each; every client gets `per_client` of them, all of different classes.
+
+    A class is cut into as many shards as its share of the data asks for, and all of it is used. Client
+    sizes are exact where classes divide evenly; otherwise clients keep to their classes and sizes give way.
+    """
+    pools = _pools(labels, classes)
+    counts = np.array([len(pool) for pool in pools])
+    shards = _shards(counts, len(sizes), per_client)
+    has = np.zeros((len(sizes), classes))
+    for k in rng.permutation(len(sizes)):
+        # those with most shards left, ties at random: this never runs out of distinct classes
+        chosen = np.lexsort((rng.random(classes), -shards))[:per_client]
+        shards[chosen] -= 1
+        has[k, chosen] = 1
+    weights = _fit(has, sizes, counts)
+    parts: list[list[np.ndarray]] = [[] for _ in sizes]
+    for c in np.flatnonzero(counts):
+        clients = np.flatnonzero(has[:, c])
+        share = np.cumsum(weights[clients, c])
+        spare = counts[c] - len(clients)  # beyond the one sample that each shard has at least
+        cuts = np.arange(1, len(clients) + 1) + np.rint(share / share[-1] * spare).astype(int)
+        for k, shard in zip(clients, np.split(rng.permutation(pools[c]), cuts[:-1]), strict=True):
+            parts[k].append(shard)
+    return [np.concatenate(part) for part in parts]
+
+
+def _fit(has: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Scale a 0/1 table towards these row and column sums (iterative proportional fitting), columns last."""
+    fitted = has.copy()
+    for _ in range(100):
+        fitted *= (rows / fitted.sum(1))[:, None]
+        fitted *= columns / np.maximum(fitted.sum(0), 1e-300)
+    return fitted
+
+
+def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
+    """How many shards each class is cut into: clients·per_client in all, at most one for each client and one
+    for each sample; always one more for the class with the largest shards."""
+    present, total = int((counts > 0).sum()), clients * per_client
+    cap = np.minimum(counts, clients)
+    if per_client > present or total < present or total > cap.sum():
+        raise UserError(
+            f"partition: path{per_client} with {clients} clients is not possible for {present} classes of "
+            f"{counts[counts > 0].min()} to {counts.max()} samples; each client needs {per_client} "
+            f"different classes, each class a client (clients >= {-(-present // per_client)})"
+        )
+    shards = np.minimum(counts, 1)
+    while shards.sum() < total:
+        shards[np.argmax(np.where(shards < cap, counts / np.maximum(shards, 1), -1))] += 1
+    return shards
+
+
+def table(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """Samples of each class at each client, int64 [clients, classes]."""
+    labels = np.asarray(labels)
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> dict[str, float]:
+    """How far from iid: means over clients of the number of classes present and of the label mix's perplexity
+    exp(−Σ p ln p), which is the number of classes of a uniform mix of the same entropy; and the sizes."""
+    counts = table(labels, parts, classes)
+    sizes = counts.sum(1)
+    p = counts / sizes[:, None]
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(1)
+    return {
+        "clients": len(counts),
+        "classes": float((counts > 0).sum(1).mean()),
+        "perplexity": float(np.exp(entropy).mean()),
+        "smallest": int(sizes.min()),
+        "largest": int(sizes.max()),
+    }
+
+
+def plot(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path | str) -> Path:
+    """Draw class x client to `path` (.png or .svg), see `fedman.data.picture`."""
+    from fedman.data import picture
+
+    return picture.draw(table(labels, parts, classes), heterogeneity(labels, parts, classes), Path(path))

@@ -1,0 +1,217 @@
+"""Tiny-ImageNet-200 from its zip or the unpacked folder; decoded once, then read from a cache.
+
+A class's number is its place among the sorted WordNet ids. The test set is the official validation set (the
+official test images have no labels). JPEGs are decoded one after the other: at 70 µs an image two threads
+were no faster than one (the images are too small for the decoder to give up the interpreter lock for long).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import stat
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fedman.data import cache, files
+from fedman.data.catalog import Progress, Spec, default_dir
+from fedman.errors import UserError
+
+TOP = "tiny-imagenet-200"
+ANNOTATIONS = "val/val_annotations.txt"
+TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[\w.-]+\.JPEG")
+VAL_IMAGE = re.compile(r"[\w.-]+\.JPEG")
+MAX_JPEG = 1 << 20
+MAX_TEXT = 1 << 24
+CACHE_NAME = "tiny-imagenet.decoded.npy"
+CACHE_VERSION = 1
+
+
+def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
+    """The images and labels under `root`, from the cache if it was made from the same files."""
+    source = _find(spec, root)
+    channels, height, width = spec.shape
+    count, shape = spec.train + spec.test, (height, width, channels)
+    key = hashlib.sha256(repr((CACHE_VERSION, spec.classes, count, shape)).encode())
+    key.update(source.fingerprint())
+    places = list(dict.fromkeys((root / CACHE_NAME, default_dir() / CACHE_NAME)))
+    for place in places:
+        found = cache.load(place, key.digest(), count, shape)
+        if found:
+            break
+    else:
+        names, labels = _listing(spec, source)
+        found = _decode(source, names, shape, progress), labels
+        _store(places, key.digest(), *found)
+    images, labels = found[0], found[1].astype(np.int64)
+    return images[: spec.train], labels[: spec.train], images[spec.train :], labels[spec.train :]
+
+
+class _Source(Protocol):
+    """Files by their name below tiny-imagenet-200/."""
+
+    path: Path
+
+    def fingerprint(self) -> bytes: ...
+    def names(self) -> list[str]: ...
+    def read(self, name: str, limit: int) -> bytes: ...
+
+
+def _find(spec: Spec, root: Path) -> _Source:
+    if (root / TOP).is_dir():
+        return _Folder(root / TOP)
+    if (root / f"{TOP}.zip").exists():
+        return _Zip(root / f"{TOP}.zip")
+    if (root / "train").is_dir() and (root / ANNOTATIONS).is_file():
+        return _Folder(root)
+    raise files.not_found(spec, root, [f"{TOP}/", f"{TOP}.zip"])
+
+
+def _listing(spec: Spec, source: _Source) -> tuple[list[str], np.ndarray]:
+    """The names of all images, training set first, and their labels."""
+    matches = [match for name in source.names() if (match := TRAIN_IMAGE.fullmatch(name))]
+    train = sorted((match[1], match[0]) for match in matches)
+    ids = {wnid: label for label, wnid in enumerate(sorted({wnid for wnid, _ in train}))}
+    if len(train) != spec.train or len(ids) != spec.classes:
+        raise UserError(
+            f"{source.path}: has {len(train)} training images of {len(ids)} classes, expected {spec.train} "
+            f"of {spec.classes} (train/<WordNet id>/images/*.JPEG)"
+        )
+    val = _annotations(spec, source, ids)
+    names = [name for _, name in train] + [f"val/images/{name}" for name in val]
+    labels = [ids[wnid] for wnid, _ in train] + list(val.values())
+    return names, np.array(labels, dtype=np.uint8)
+
+
+def _annotations(spec: Spec, source: _Source, ids: dict[str, int]) -> dict[str, int]:
+    """File name -> label of the validation images; lines read `val_0.JPEG <tab> n03444034 <tab> box`."""
+    where = f"{source.path}: {ANNOTATIONS}"
+    lines = source.read(ANNOTATIONS, MAX_TEXT).decode("utf-8", "replace").splitlines()
+    labels: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if not VAL_IMAGE.fullmatch(name) or wnid not in ids or name in labels:
+            raise UserError(f"{where}: line {number} is not 'file.JPEG<tab>known WordNet id', or names a file again")
+        labels[name] = ids[wnid]
+    if len(labels) != spec.test:
+        raise UserError(f"{where}: has {len(labels)} lines, expected {spec.test}")
+    return labels
+
+
+def _decode(source: _Source, names: list[str], shape: tuple[int, int, int], progress: Progress | None) -> np.ndarray:
+    """All images as uint8 [n, H, W, C]; grey ones get three equal channels."""
+    from PIL import JpegImagePlugin, UnidentifiedImageError
+
+    images = np.empty((len(names), *shape), np.uint8)
+    for i, name in enumerate(names):
+        data = source.read(name, MAX_JPEG)
+        try:
+            image = JpegImagePlugin.JpegImageFile(io.BytesIO(data))
+            if image.size != shape[1::-1]:
+                raise UserError(f"{source.path}: {name} is {image.size[0]}x{image.size[1]}, not {shape[1]}x{shape[0]}")
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            images[i] = np.frombuffer(rgb.tobytes(), np.uint8).reshape(shape)
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            raise UserError(f"{source.path}: {name} is not a whole JPEG image ({error})") from error
+        if progress and (i % 500 == 499 or i + 1 == len(names)):
+            progress("decoding Tiny-ImageNet", i + 1, len(names))
+    return images
+
+
+def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
+    """Write the cache to the first place that takes it; without one the next start decodes again."""
+    for place in places:
+        try:
+            return cache.save(place, key, images, labels)
+        except OSError as error:
+            problem = f"{place}: the decoded images could not be cached ({error.strerror or error})"
+    warnings.warn(problem, stacklevel=2)
+
+
+class _Zip:
+    """The official zip. Members are looked up by exact name, so a name such as ../x is never used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: is not a regular file")
+
+    def fingerprint(self) -> bytes:
+        info = self.path.stat()
+        return repr((self.path.name, info.st_size, info.st_mtime_ns)).encode()
+
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def read(self, name: str, limit: int) -> bytes:
+        member = self._members.get(name)
+        if member is None:
+            raise UserError(f"{self.path}: has no member {TOP}/{name}")
+        if member.file_size > limit:
+            raise UserError(f"{self.path}: member {name} has {member.file_size} bytes, at most {limit} allowed")
+        try:
+            return self._archive.read(member)
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+            raise UserError(f"{self.path}: member {name} cannot be unpacked ({error})") from error
+
+    @cached_property
+    def _archive(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
+            raise UserError(f"{self.path}: is not a whole zip archive ({error})") from error
+
+    @cached_property
+    def _members(self) -> dict[str, zipfile.ZipInfo]:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for info in self._archive.infolist():
+            top, _, name = info.filename.removeprefix("./").partition("/")
+            if top != TOP or not name or info.is_dir():
+                continue
+            if name in members:
+                raise UserError(f"{self.path}: has member {info.filename[:80]!r} twice")
+            members[name] = info
+        return members
+
+
+class _Folder:
+    """The unpacked tree."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fingerprint(self) -> bytes:
+        """Sizes and times of all files: quick against decoding, and a changed image is noticed."""
+        digest = hashlib.sha256()
+        for name, info in sorted(self._files()):
+            digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        return digest.digest()
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self._files()]
+
+    def read(self, name: str, limit: int) -> bytes:
+        if not (self.path / name).exists():
+            raise UserError(f"{self.path / name}: is missing")
+        return files.read_plain(self.path / name, limit)
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        folders = ["val", "val/images", *(f"train/{wnid}/images" for wnid in _entries(self.path / "train"))]
+        for folder in folders:
+            if (self.path / folder).is_dir():
+                with os.scandir(self.path / folder) as entries:
+                    yield from ((f"{folder}/{e.name}", e.stat()) for e in entries if e.is_file())
+
+
+def _entries(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []

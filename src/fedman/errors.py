@@ -1,0 +1,9 @@
+"""The errors a user can cause, as one line that names what is wrong, where, and what is allowed."""
+
+
+class UserError(Exception):
+    """Bad input: a config, a data file, a checkpoint. The command line prints it and exits with 2."""
+
+
+class Diverged(Exception):
+    """Every client of a round returned a non-finite model. The command line prints it and exits with 3."""

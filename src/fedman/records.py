@@ -1,0 +1,128 @@
+"""What a run leaves behind: one JSON line a round, a summary, the models. Written beside their place and renamed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from fedman.errors import UserError
+
+
+@cache
+def version() -> str:
+    """The package's version and a hash of its source, so that a result names the code that made it."""
+    source = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        source.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    try:
+        release = metadata.version("fedman")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        release = "0+source"
+    return f"{release}{'.' if '+' in release else '+'}{source.hexdigest()[:12]}"
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make the file under another name, then put it in place: a reader sees all of it or nothing."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(staged)
+        with open(staged, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_whole` for a text."""
+    write_whole(path, lambda staged: staged.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_whole` for JSON."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+class RunFolder:
+    """The folder of one run. Only one process at a time may hold it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.rounds = self.path / "rounds.jsonl"
+        self.summary = self.path / "summary.json"
+        self.diverged = self.path / "diverged.json"
+        self.model = self.path / "model.safetensors"
+        self.checkpoint = self.path / "checkpoint"
+        self._lines: IO[bytes] | None = None
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "w")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot write here: {error.strerror or error}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(f"{self.path}: another run is writing to this folder") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._lines, self._lock):
+            if file is not None:
+                file.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One more line in `rounds.jsonl`."""
+        if self._lines is None:
+            self._lines = open(self.rounds, "ab")  # noqa: SIM115 (held until __exit__)
+        self._lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._lines.flush()
+
+    def sync(self) -> None:
+        """Bring the lines to the disk, before a checkpoint that relies on them."""
+        if self._lines is not None:
+            os.fsync(self._lines.fileno())
+
+    def cut(self, rounds: int) -> list[dict[str, Any]]:
+        """Drop the records after round `rounds` and return the rest."""
+        records = read_rounds(self.rounds)[:rounds] if rounds else []
+        if [r.get("round") for r in records] != list(range(1, rounds + 1)):
+            raise UserError(f"{self.rounds}: ends before the checkpoint's round {rounds}; start again in a new folder")
+        lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+        write_text(self.rounds, lines)
+        return records
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a `rounds.jsonl`; a line cut off by a crash ends it."""
+    records: list[dict[str, Any]] = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return records
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
+    return records

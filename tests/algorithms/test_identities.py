@@ -1,0 +1,170 @@
+"""Where algorithms must coincide, whatever the data (protocol §9)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cases import CASES
+from federations import COHORTS, SIZES, TRAINING, engine, network, play, samples
+from fedman.algorithms import ALGORITHMS, Local
+from fedman.algorithms.base import sgd
+from fedman.algorithms.fedasam import FedASAM
+from fedman.algorithms.fedsam import FedSAM
+from fedman.stacked import flatten
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zeta_zero_is_bit_identical_to_plain(case):
+    """ζ = 0 takes the plain path, and that path has the same bits as a model that was never tapped."""
+    name, hyper = CASES[case]
+    plain = replace(TRAINING, zeta=0.0)
+    with_taps = play(engine(name, hyper, training=plain))[0]
+    untapped = engine(name, hyper, training=plain)
+    untapped.stacked.man.remove()
+    assert torch.equal(with_taps.server["w"], play(untapped)[0].server["w"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_seed_twice_is_bit_identical(case):
+    name, hyper = CASES[case]
+    a, b = (play(engine(name, hyper)) for _ in range(2))
+    assert torch.equal(a[0].server["w"], b[0].server["w"])
+    assert a[1] == b[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("fedprox", {"mu": 0.0}),
+        ("fedsam", {"rho": 0.0}),
+        ("fedasam", {"rho": 0.0}),
+        ("feddyn", {"alpha": 0.0}),
+        ("feddc", {"alpha": 0.0}),
+        ("fedspeed", {"alpha": 0.0, "rho": 0.0}),
+        ("scaffold", {}),
+    ],
+)
+def test_first_round_local_models_are_fedavgs_when_the_method_is_switched_off(name, hyper):
+    x = play(engine(name, hyper), COHORTS[:1])[0].last
+    close(x, play(engine("fedavg"), COHORTS[:1])[0].last)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"), [("fedprox", {"mu": 0.0}), ("fedsam", {"rho": 0.0}), ("fedasam", {"rho": 0.0})]
+)
+def test_methods_without_memory_stay_fedavg_in_every_round(name, hyper):
+    close(play(engine(name, hyper))[0].server["w"], play(engine("fedavg"))[0].server["w"])
+
+
+def test_fedspeed_without_ascent_is_feddyn_in_every_round():
+    speed = play(engine("fedspeed", {"alpha": 0.3, "rho": 0.0}))[0]
+    dyn = play(engine("feddyn", {"alpha": 0.3}))[0]
+    close(speed.server["w"], dyn.server["w"])
+    close(speed.memory["h"], dyn.memory["h"])
+
+
+def test_asam_with_unit_scaling_is_sam():
+    """T ≡ 1: no entry counts as a weight."""
+    torch.manual_seed(0)
+    w = torch.randn(3, 20, dtype=torch.float64)
+    A = torch.randn(20, 20, dtype=torch.float64)
+    one = torch.ones(3, 1, dtype=torch.float64)
+    hp = Local(torch.tensor(0.1, dtype=torch.float64), 0.1, 0.01, 0.5, one, one, torch.zeros(20, dtype=torch.bool))
+    args = (lambda v: (v @ A).sin(), {"w": w[0]}, {}, hp)
+    close(FedASAM(rho=0.3, eta=0.2).step(w, *args), FedSAM(rho=0.3).step(w, *args))
+    weights = replace(hp, is_weight=torch.ones(20, dtype=torch.bool))
+    assert not torch.allclose(FedASAM(rho=0.3, eta=0.2).step(w, *args[:-1], weights), FedSAM(rho=0.3).step(w, *args))
+
+
+def test_feddc_with_gradient_states_at_zero_is_feddyn_while_the_clip_is_off():
+    loose = replace(TRAINING, clip=1e9)
+    dc = engine("feddc", {"alpha": 0.3}, training=loose)
+    state = dc.start()
+    for cohort in COHORTS:
+        dc.round(state, cohort)
+        state.memory["g"].zero_()
+        state.server["g"].zero_()
+    close(state.server["w"], play(engine("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
+
+
+@pytest.mark.parametrize("name", ["feddyn", "feddc", "fedspeed"])
+def test_drift_is_the_sum_of_a_clients_moves(name):
+    machine = engine(name, {"alpha": 0.3})
+    state = machine.start()
+    moves = torch.zeros_like(state.last)
+    for cohort in COHORTS:
+        theta = state.server["w"]
+        machine.round(state, cohort)
+        moves[cohort] += state.last[cohort] - theta
+    close(state.memory["h"], moves)
+
+
+def test_feddcs_gradient_state_after_round_one():
+    """g = −(1/N) Σ_S p_k·Δ_k/(p_k-free K·η_0): with g = g_k = 0 before, p_k(g_k⁺ − g_k) = −p_k Δ_k/(Kη_0)."""
+    machine = engine("feddc", {"alpha": 0.3})
+    theta = machine.start().server["w"]
+    state, _ = play(machine, COHORTS[:1])
+    want = torch.zeros_like(theta)
+    for k in COHORTS[0]:
+        steps = TRAINING.epochs * -(-SIZES[k] // TRAINING.batch_size)
+        want -= machine.relative_size[k] * (state.last[k] - theta) / (steps * TRAINING.lr) / len(SIZES)
+    close(state.server["g"], want)
+
+
+@given(scale=st.floats(1e-3, 1e3), decay=st.floats(0, 1), extra=st.floats(0, 1), bound=st.floats(0.01, 10))
+@settings(max_examples=50, deadline=None)
+def test_the_clip_bounds_the_gradient_and_never_the_decay(scale, decay, extra, bound):
+    torch.manual_seed(0)
+    w, g = torch.randn(2, 4, 9, dtype=torch.float64)
+    g = scale * g
+    one = torch.ones(4, 1, dtype=torch.float64)
+    hp = Local(torch.tensor(0.1, dtype=torch.float64), 0.1, decay, bound, one, one, one > 0)
+    move = (w - sgd(w, g, hp, extra)) / 0.1 - (decay + extra) * w
+    norms = g.norm(dim=-1)
+    torch.testing.assert_close(move.norm(dim=-1), norms.minimum(bound * norms / (norms + 1e-6)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cosine_similarity(move, g), torch.ones(4).double(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_permuted_cohort_gives_the_same_models(case):
+    """A client's work depends on the client alone; only the order of the server's sum changes."""
+    name, hyper = CASES[case]
+    a = play(engine(name, hyper))[0]
+    b = play(engine(name, hyper), [cohort[::-1] for cohort in COHORTS])[0]
+    close(a.server["w"], b.server["w"])
+    close(a.last, b.last)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_pure_and_keeps_its_dtype(case):
+    name, hyper = CASES[case]
+    algorithm = ALGORITHMS[name](**hyper)
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        w = torch.randn(3, 8, dtype=dtype)
+        one = torch.ones(3, 1, dtype=dtype)
+        server = {key: torch.randn(8, dtype=dtype) for key in algorithm.server}
+        client = {key: torch.randn(3, 8, dtype=dtype) for key in (*algorithm.client, *algorithm.scratch)}
+        inputs = [w, *server.values(), *client.values()]
+        before = [v.clone() for v in inputs]
+        hp = Local(torch.tensor(0.1, dtype=dtype), 0.1, 0.01, 0.5, one, one, torch.ones(8, dtype=torch.bool))
+        after = algorithm.step(w, lambda v: v * 2, server, client, hp)
+        after = after[0] if isinstance(after, tuple) else after
+        memory, upload = algorithm.finish(after, server, client, hp)
+        updated = algorithm.update(server, {key: v[0] for key, v in upload.items()}, 0.5)
+        assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
+        assert {v.dtype for v in (after, *memory.values(), *upload.values(), *updated.values())} == {dtype}
+        assert set(memory) == set(algorithm.client)
+        assert set(updated) == set(algorithm.server)
+
+
+def test_common_start_comes_from_the_module():
+    assert torch.equal(engine().start().server["w"], flatten(network()))
+    assert samples().sizes(range(6)) == SIZES

@@ -1,0 +1,5 @@
+"""Tests share one core each: the suite runs on all cores at once."""
+
+import torch
+
+torch.set_num_threads(2)

@@ -1,0 +1,33 @@
+"""Small versions of the official data sets, so that the real loaders read real files within milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedman.data import catalog
+
+SMALL = {
+    "cifar10": {"train": 10, "test": 4},
+    "cifar100": {"train": 8, "test": 4},
+    "tiny-imagenet": {"train": 6, "test": 3, "classes": 3, "shape": (3, 16, 16)},
+    "mnist": {"train": 6, "test": 4},
+    "fashion-mnist": {"train": 6, "test": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_data_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test looks into the user's data folder."""
+    folder = tmp_path_factory.mktemp("default-data-dir")
+    monkeypatch.setenv("FEDMAN_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue with the counts of SMALL."""
+    for name, facts in SMALL.items():
+        monkeypatch.setitem(catalog.SPECS, name, replace(catalog.SPECS[name], **facts))

@@ -1,0 +1,120 @@
+"""The eight algorithms as slow, obvious loops in numpy and float64, straight from the protocol's formulas.
+
+Nothing of the package's algebra is used: means over all clients are recomputed from tables, every client is a
+Python loop, the model and its gradient are written out by hand (backpropagation through a two-layer network).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+SHAPES = [(7, 5), (7,), (4, 7), (4,)]  # weight, bias, weight, bias of a 5-7-4 network
+SIZES = [35, 7, 28, 4]
+IS_WEIGHT = np.repeat([True, False, True, False], SIZES)
+
+
+def unpack(w):
+    return [part.reshape(shape) for part, shape in zip(np.split(w, np.cumsum(SIZES)[:-1]), SHAPES, strict=True)]
+
+
+def objective(w, x, y, zeta, logits=True):
+    """Cross-entropy + ζ(mean a1² + mean logits²), its gradient, and the cross-entropy alone."""
+    W1, b1, W2, b2 = unpack(w)
+    B = len(x)
+    z1 = x @ W1.T + b1
+    a1 = np.maximum(z1, 0)
+    z2 = a1 @ W2.T + b2
+    p = np.exp(z2 - z2.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    ce = -np.log(p[np.arange(B), y]).mean()
+    man = (a1**2).mean() + (logits * z2**2).mean()
+    d2 = p.copy()
+    d2[np.arange(B), y] -= 1
+    d2 = d2 / B + logits * zeta * 2 * z2 / z2.size
+    da1 = d2 @ W2 + zeta * 2 * a1 / a1.size
+    d1 = da1 * (z1 > 0)
+    gradient = np.concatenate([(d1.T @ x).ravel(), d1.sum(0), (d2.T @ a1).ravel(), d2.sum(0)])
+    return ce + zeta * man, gradient, ce
+
+
+def clip(g, C):
+    return g * min(1.0, C / (np.linalg.norm(g) + 1e-6))
+
+
+def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, decay, C):
+    """Play the rounds; `batches(t, k)` yields client k's (x, y) in round t. Returns sel, all, cloud, tables."""
+    N, n = len(sizes), np.array(sizes, float)
+    p = n * N / n.sum()
+    weighted = name in ("fedavg", "fedsam", "fedasam", "fedprox")
+    theta = w0.copy()
+    x_last = np.tile(w0, (N, 1))
+    h, g_k, c_k = (np.zeros((N, len(w0))) for _ in range(3))
+    g, c = np.zeros_like(w0), np.zeros_like(w0)
+    a, rho, mu, eta = (hyper.get(key, 0.0) for key in ("alpha", "rho", "mu", "eta"))
+    for t, S in enumerate(cohorts):
+        eta_t = lr * lr_decay**t
+        D, dc = np.zeros_like(w0), np.zeros_like(w0)
+        for k in S:
+            w, K, G = theta.copy(), 0, np.zeros_like(w0)
+            for x, y in batches(t, k):
+
+                def grad(v, x=x, y=y):
+                    return objective(v, x, y, zeta)[1]
+
+                if name == "fedavg":
+                    w = w - eta_t * (clip(grad(w), C) + decay * w)
+                elif name == "fedprox":
+                    w = w - eta_t * (clip(grad(w) + mu * (w - theta), C) + decay * w)
+                elif name == "fedsam":
+                    s = grad(w)
+                    q = grad(w + rho * s / (np.linalg.norm(s) + 1e-16))
+                    w = w - eta_t * (clip(q, C) + decay * w)
+                elif name == "fedasam":
+                    T = np.where(IS_WEIGHT, np.abs(w) + eta, 1.0)
+                    s = grad(w)
+                    q = grad(w + rho * T**2 * s / (np.linalg.norm(T * s) + 1e-16))
+                    w = w - eta_t * (clip(q, C) + decay * w)
+                elif name == "feddyn":
+                    ak = a / p[k]
+                    w = w - eta_t * (clip(grad(w) + ak * (h[k] - theta), C) + (decay + ak) * w)
+                elif name == "fedspeed":
+                    ak = a / p[k]
+                    s = grad(w) + (G if hyper.get("stale_ascent") else 0)
+                    q = grad(w + rho * s / (np.linalg.norm(s) + 1e-7))
+                    G = clip(q + ak * (h[k] - theta), C)
+                    w = w - eta_t * (G + (decay + ak) * w)
+                elif name == "feddc":
+                    ak = a / p[k]
+                    total = grad(w) + ak * (w + h[k] - theta) + g / p[k] - g_k[k]
+                    w = w - eta_t * (clip(total, C) + decay * w)
+                elif name == "scaffold":
+                    w = w - eta_t * (clip(grad(w) + c / p[k] - c_k[k], C) + decay * w)
+                K += 1
+            state_lr = eta_t if hyper.get("decayed") else lr
+            if name in ("feddyn", "fedspeed", "feddc"):
+                h[k] += w - theta
+            if name == "feddc":
+                new = g_k[k] - g / p[k] - (w - theta) / (K * state_lr)
+                D += p[k] * (new - g_k[k])
+                g_k[k] = new
+            if name == "scaffold":
+                new = c_k[k] - c + (theta - w) / (K * state_lr)
+                dc += p[k] * (new - c_k[k])
+                c_k[k] = new
+            x_last[k] = w
+        share = n if weighted else np.ones(N)
+        sel = sum(share[k] * x_last[k] for k in S) / sum(share[k] for k in S)
+        everyone = (share[:, None] * x_last).sum(0) / share.sum()
+        g, c = g + D / N, c + dc / N
+        theta = sel + h.mean(0)
+    return {
+        "sel": sel,
+        "all": everyone,
+        "cloud": theta,
+        "x": x_last,
+        "h": h,
+        "g": g,
+        "g_k": g_k,
+        "c": c,
+        "c_k": c_k,
+    }

@@ -1,0 +1,217 @@
+"""The engine: chunks, images and augmentation, screening, stopping, evaluation."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from cases import CASES
+from federations import COHORTS, TRAINING, engine, network, play, samples
+from fedman.algorithms import ALGORITHMS
+from fedman.data.augment import PAD, Windows, normalise
+from fedman.engine import Engine, Samples, Stopped, Training, default_chunk, weighted_mean
+from fedman.errors import Diverged, UserError
+from fedman.models import build
+from fedman.sampling import plan
+from fedman.stacked import Stacked
+
+CPU = torch.device("cpu")
+
+
+def images(sizes=(12, 7, 9, 10), size=12, classes=3) -> Samples:
+    generator = torch.Generator().manual_seed(0)
+    n = sum(sizes)
+    x = torch.randint(0, 256, (n, size, size, 3), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, classes, (n,), generator=generator)
+    parts = list(torch.randperm(n, generator=generator).split(list(sizes)))
+    return Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
+
+
+def convnet():
+    torch.manual_seed(0)
+    return build("small_cnn", (3, 12, 12), 3).double()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunks_agree_on_augmented_images(case):
+    """One client at a time, two, or all at once: the same models to rounding."""
+    name, hyper = CASES[case]
+    training = Training(zeta=0.3, lr=0.1, clip=0.5, epochs=2, batch_size=5, seed=1)
+    cohorts = [[0, 1, 3], [2, 3]]
+    results = []
+    for chunk in (1, 2, 3):
+        machine = engine(name, hyper, training=training, chunk=chunk, model=convnet(), data=images())
+        state, outcomes = play(machine, cohorts)
+        results.append((state.server["w"], outcomes[-1].loss, list(outcomes[-1].man.values())))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-12)
+
+
+def test_the_result_does_not_depend_on_the_number_of_cores():
+    training = Training(zeta=0.3, epochs=1, batch_size=5)
+    before, bits = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            machine = engine("feddc", training=training, model=convnet(), data=images())
+            state, _ = play(machine, [[0, 1, 2, 3], [1, 2]])
+            bits.append((state.server["w"], machine.evaluate(state.sel, batch=7)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(bits[0][0], bits[1][0])
+    assert bits[0][1] == bits[1][1]
+
+
+def test_windows_are_mirrored_padded_crops():
+    data = images()
+    x, _ = data.of([0, 2], torch.float64)
+    todo = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
+    windows = Windows(x, images=True, augment=True)
+    moved = 0
+    for j in range(todo.sample.shape[1]):
+        batch = windows.take(todo.sample[:, j], todo.window[:, :, j])
+        for s in range(2):
+            for b in range(todo.counts[s][j]):
+                mirror, down, right = todo.window[:, s, j, b].tolist()
+                image = x[s, todo.sample[s, j, b]].permute(2, 0, 1)
+                image = image.flip(-1) if mirror else image
+                image = nn.functional.pad(image, (PAD,) * 4)[:, down : down + 12, right : right + 12]
+                assert torch.equal(batch[s, b], image)
+                moved += (down, right) != (PAD, PAD)
+    assert moved > 5
+
+
+def test_normalisation():
+    x = torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8)
+    want = (torch.tensor([0.0, 1.0, 0.2]).double() - torch.tensor([0.5, 0.4, 0.3])) / torch.tensor([0.2, 0.3, 0.25])
+    torch.testing.assert_close(
+        normalise(x, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), torch.float64)[0, 0, 0], want, rtol=1e-6, atol=1e-6
+    )
+    rows = torch.tensor([[1.5, -2.0]])
+    assert torch.equal(normalise(rows, (9.0,), (9.0,), torch.float64), rows.double())
+
+
+class Poisoned(nn.Module):
+    """Returns NaN for clients whose inputs hold a marker value."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x):
+        return self.inner(x) + torch.where(x == 1e6, torch.nan, 0.0).sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize("case", CASES)
+def test_a_non_finite_client_is_left_out_and_named(case, chunk):
+    """The round's result, memories included, is the one of the others."""
+    name, hyper = CASES[case]
+    data = samples()
+    data.x[data.parts[2][0], 0] = 1e6
+    machine = engine(name, hyper, data=data, model=Poisoned(), chunk=chunk)
+    state, outcomes = play(machine, [[0, 2, 5], [1, 3]])
+    clean, without = play(engine(name, hyper, data=data, model=Poisoned(), chunk=chunk), [[0, 5], [1, 3]])
+    assert [o.quarantined for o in outcomes] == [[2], []]
+    assert [o.quarantined for o in without] == [[], []]
+    assert outcomes[0].cohort == [0, 2, 5]
+    torch.testing.assert_close(state.server, clean.server, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state.memory, clean.memory, rtol=1e-12, atol=1e-12)
+    assert torch.equal(state.last[2], machine.start().last[2])
+    assert not state.seen[2]
+    assert outcomes[0].loss == pytest.approx(without[0].loss)
+    assert outcomes[0].man == pytest.approx(without[0].man)
+
+
+def test_a_round_without_a_finite_client_diverges_and_changes_nothing():
+    machine = engine("feddc", training=replace(TRAINING, lr=1e200))
+    state = machine.start()
+    before = {**state.server, **state.memory, "last": state.last.clone()}
+    with pytest.raises(Diverged, match="round 1: the models of all 3 clients are not finite"):
+        machine.round(state, COHORTS[0])
+    assert state.round == 0
+    assert all(torch.equal(v, {**state.server, **state.memory, "last": state.last}[k]) for k, v in before.items())
+
+
+def test_stopping_leaves_the_state_of_the_last_round():
+    machine = engine("feddyn")
+    state = machine.start()
+    machine.round(state, COHORTS[0])
+    last = state.last.clone()
+    machine.stopping.set()
+    with pytest.raises(Stopped):
+        machine.round(state, COHORTS[1])
+    assert state.round == 1
+    assert torch.equal(state.last, last)
+
+
+def test_evaluation_counts_every_sample_once():
+    machine = engine()
+    w = machine.start().server["w"]
+    out = network()(machine.samples.x_test)
+    accuracy = 100 * (out.argmax(-1) == machine.samples.y_test).double().mean().item()
+    loss = nn.functional.cross_entropy(out, machine.samples.y_test).item()
+    for batch in (1, 3, 100):
+        assert machine.evaluate(w, batch) == pytest.approx((accuracy, loss))
+
+
+def test_all_is_the_mean_of_everyones_last_model():
+    for name in ("fedavg", "feddyn"):
+        machine = engine(name)
+        state, _ = play(machine)
+        share = machine.relative_size if name == "fedavg" else torch.ones(6).double()
+        want = (share[:, None] * state.last).sum(0) / share.sum()
+        torch.testing.assert_close(machine.everyone(state), want, rtol=1e-12, atol=1e-12)
+
+
+def test_recorded_loss_is_the_mean_over_steps_before_each_update():
+    """With a rate of zero the model never moves: the loss is that of the start on the client's own samples."""
+    still = replace(TRAINING, lr=1e-300, weight_decay=0.0, batch_size=13)
+    for name in ALGORITHMS:
+        _, outcomes = play(engine(name, training=still), [[0]])
+        data = samples()
+        own = data.parts[0]
+        loss = nn.functional.cross_entropy(network()(data.x[own]), data.y[own]).item()
+        assert outcomes[0].loss == pytest.approx(loss)
+        hidden = torch.relu(network().linears[0](data.x[own])).square().mean().item()
+        assert outcomes[0].man["relus.0"] == pytest.approx(hidden)
+        assert list(outcomes[0].man) == ["relus.0", "output"]
+
+
+def test_weighted_mean_is_exact_in_the_order_given():
+    rows = torch.tensor([[1.0, 2.0], [3.0, 5.0], [100.0, 100.0]])
+    assert weighted_mean(rows, [0, 1], [1.0, 3.0]).tolist() == [2.5, 4.25]
+
+
+def test_default_chunk():
+    big = Stacked(build("mlp", (3, 32, 32), 10))
+    assert default_chunk(big, CPU) == 1
+    assert default_chunk(Stacked(network()), CPU) > 1
+    assert default_chunk(big, torch.device("cuda")) > 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, whose batch statistics"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)), "1 is a Dropout with p=0.5"),
+        (nn.Sequential(nn.ReLU()), "Sequential has no parameters to train"),
+    ],
+)
+def test_models_that_cannot_be_federated_are_refused(model, message):
+    with pytest.raises(UserError, match=message):
+        Stacked(model)
+
+
+def test_float32_follows_float64():
+    a = engine("fedspeed", {"alpha": 0.3, "rho": 0.2})
+    data = samples()
+    b = Engine(
+        Stacked(network().float()),
+        ALGORITHMS["fedspeed"](alpha=0.3, rho=0.2),  # type: ignore[call-arg]
+        replace(data, x=data.x.float(), x_test=data.x_test.float()),
+        TRAINING,
+    )
+    torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,316 @@
+"""Whole runs on the embedded data: records, resume after a kill at any moment, the Python call, sweeps."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedman
+import fedman.data
+from fedman import experiment, sweep
+from fedman.algorithms import ALGORITHMS
+from fedman.config import resolve
+from fedman.errors import Diverged, UserError
+from fedman.models import build
+from fedman.records import read_rounds
+
+SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
+DIGITS = {("digits", None): fedman.data.load("digits")}
+FEDMAN = [sys.executable, "-c", "from fedman.cli import main; main()"]
+
+
+def timeless(records):
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+def same_run(a, b):
+    """Two run folders hold the same result, bit for bit."""
+    assert timeless(read_rounds(a / "rounds.jsonl")) == timeless(read_rounds(b / "rounds.jsonl"))
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+    summaries = [json.loads((d / "summary.json").read_text()) for d in (a, b)]
+    for s in summaries:
+        s.pop("seconds")
+        s["config"].pop("checkpoint_seconds")
+    assert summaries[0] == summaries[1]
+
+
+def test_what_a_run_writes(tmp_path):
+    result = fedman.run(**SMALL, algorithm="feddc", zeta=0.15, target=30.0, eval_others_every=2, out=tmp_path)
+    assert tomllib.loads((tmp_path / "config.toml").read_text()) == result.summary["config"]
+    assert resolve(result.summary["config"]) == resolve(
+        {**SMALL, "algorithm": "feddc", "zeta": 0.15, "target": 30.0, "eval_others_every": 2}
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == result.summary
+    assert {
+        "config",
+        "accuracy",
+        "rounds_to_target",
+        "seconds",
+        "device",
+        "precision",
+        "version",
+    } <= summary.keys()
+    assert set(summary["accuracy"]) == {"all", "sel", "cloud"}
+    records = read_rounds(tmp_path / "rounds.jsonl")
+    assert records == result.rounds
+    assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
+    assert [set(r["accuracy"]) == {"all"} for r in records] == [True, False, True, False, False]
+    assert [r["lr"] for r in records] == [0.1 * 0.998**t for t in range(5)]
+    first = next((r["round"] for r in records if r["accuracy"]["all"] >= 30), None)
+    assert summary["rounds_to_target"] == first
+    assert list(records[0]["man"]) == ["relus.0", "relus.1", "output"]
+    models = load_file(tmp_path / "model.safetensors")
+    module = build("mlp", (1, 8, 8), 10)
+    for name in ("all", "sel", "cloud"):
+        module.load_state_dict(result.models[name])
+        assert all(torch.equal(models[f"{name}.{k}"], v) for k, v in result.models[name].items())
+    data = fedman.data.load("digits")
+    x = (torch.tensor(data.x_test) / 255 - data.mean[0]) / data.std[0]
+    hits = (module(x.permute(0, 3, 1, 2)).argmax(-1) == torch.tensor(data.y_test)).float().mean().item()
+    assert 100 * hits == pytest.approx(summary["accuracy"]["cloud"], abs=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resume_from_any_checkpoint_gives_the_same_bits(tmp_path, algorithm):
+    """Stop after each round in turn (as a kill would: records may be ahead of the checkpoint), then go on."""
+    keys = {**SMALL, "algorithm": algorithm, "zeta": 0.15, "checkpoint_seconds": 0.0}
+    fedman.run(**keys, out=tmp_path / "whole")
+    for stop in (1, 3):
+        out = tmp_path / f"stopped{stop}"
+
+        class Kill(BaseException):
+            pass
+
+        def die(record, stop=stop, Kill=Kill):
+            if record["round"] == stop:
+                raise Kill
+
+        with pytest.raises(Kill):
+            fedman.run(**keys, out=out, progress=die)
+        with open(out / "rounds.jsonl", "a") as file:
+            file.write('{"round": 99, "half a li')
+        seen = []
+        fedman.run(**keys, out=out, resume=True, progress=lambda r, seen=seen: seen.append(r["round"]))
+        assert seen == list(range(stop + 1, 6))
+        same_run(tmp_path / "whole", out)
+
+
+def start(out, *words):
+    return subprocess.Popen(
+        [*FEDMAN, "run", "--preset", "digits", "--out", str(out), "--device", "cpu", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for_rounds(process, out, rounds):
+    while len(read_rounds(out / "rounds.jsonl")) < rounds:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+WORDS = ["model=mlp", "rounds=25", "epochs=2", "algorithm=fedspeed", "checkpoint_seconds=0.2"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert start(out, *WORDS).wait() == 0
+    return out
+
+
+@pytest.mark.xdist_group("kill")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
+    out = tmp_path / "killed"
+    process = start(out, *WORDS)
+    wait_for_rounds(process, out, 8)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    if how == signal.SIGKILL:
+        assert process.returncode == -how
+    else:
+        assert process.returncode == 128 + how
+        assert f"go on with: fedman run --out {out} --resume" in err
+        assert not (out / "summary.json").exists()
+    again = subprocess.run([*FEDMAN, "run", "--out", str(out), "--resume"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    same_run(whole, out)
+
+
+def test_damaged_checkpoints(tmp_path):
+    keys = {**SMALL, "checkpoint_seconds": 0.0}
+    fedman.run(**keys, out=tmp_path / "whole")
+
+    def stopped(name):
+        out = tmp_path / name
+        with pytest.raises(KeyboardInterrupt):
+            fedman.run(
+                **keys,
+                out=out,
+                progress=lambda r: (_ for _ in ()).throw(KeyboardInterrupt) if r["round"] == 3 else None,
+            )
+        return out, sorted((out / "checkpoint").glob("*.safetensors"))
+
+    out, files = stopped("flipped")
+    assert [f.name for f in files] == ["round-000002.safetensors", "round-000003.safetensors"]
+    blob = bytearray(files[-1].read_bytes())
+    blob[len(blob) // 2] ^= 1
+    files[-1].write_bytes(blob)
+    fedman.run(**keys, out=out, resume=True)
+    same_run(tmp_path / "whole", out)
+
+    out, files = stopped("truncated")
+    files[-1].write_bytes(files[-1].read_bytes()[:100])
+    files[-2].with_suffix(".json").write_text("{")
+    with pytest.raises(UserError, match="every checkpoint is damaged"):
+        fedman.run(**keys, out=out, resume=True)
+
+    out, files = stopped("other")
+    with pytest.raises(UserError, match="from another configuration; lr, zeta differ"):
+        fedman.run(**{**keys, "zeta": 0.2, "lr": 0.05}, out=out, resume=True)
+
+    out, files = stopped("future")
+    for path in (out / "checkpoint").glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(UserError, match="checkpoint format 99, this version reads 1"):
+        fedman.run(**keys, out=out, resume=True)
+
+    out, files = stopped("records")
+    (out / "rounds.jsonl").write_text("")
+    with pytest.raises(UserError, match="ends before the checkpoint's round 3"):
+        fedman.run(**keys, out=out, resume=True)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    def other(record):
+        with pytest.raises(UserError, match="another run is writing to this folder"):
+            fedman.run(**SMALL, out=tmp_path)
+
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path, progress=other)
+
+
+def test_only_rows_of_clients_seen_are_stored(tmp_path):
+    fedman.run(**{**SMALL, "rounds": 1}, algorithm="feddc", out=tmp_path)
+    tensors = load_file(tmp_path / "checkpoint" / "round-000001.safetensors")
+    seen = len(read_rounds(tmp_path / "rounds.jsonl")[0]["cohort"])
+    assert {len(tensors[name]) for name in ("last", "memory.h", "memory.g")} == {seen}
+
+
+def test_a_diverged_run_says_so(tmp_path):
+    with pytest.raises(Diverged, match="round 1"):
+        fedman.run(**SMALL, lr=1e30, clip=float("inf"), out=tmp_path)
+    assert json.loads((tmp_path / "diverged.json").read_text())["round"] == 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_users_own_module_and_arrays():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2, 6)).astype(np.float32)
+    y = (x.sum((1, 2)) > 0).astype(int)
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(12, 16)
+            self.out = nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.out(nn.functional.gelu(self.inner(x.flatten(1))))
+
+    result = fedman.run(
+        dataset=(x[:200], y[:200], x[200:], y[200:]), model=Own(), clients=4, participation=1.0, partition="iid",
+        rounds=8, batch_size=10, algorithm="feddyn", zeta=0.01,
+    )  # fmt: skip
+    assert result.accuracy > 85
+    assert list(result.rounds[0]["man"]) == ["gelu", "output"] or list(result.rounds[0]["man"]) == [
+        "gelu#1",
+        "output",
+    ]
+    Own().load_state_dict(result.models["cloud"])
+
+
+def test_man_lowers_the_activations_it_counts():
+    plain, man = (fedman.run(**{**SMALL, "rounds": 15}, zeta=zeta).rounds[-1]["man"] for zeta in (0.0, 0.5))
+    assert sum(man.values()) < 0.7 * sum(plain.values())
+
+
+def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
+    grid = sweep.cells(
+        {
+            **{k: str(v) for k, v in SMALL.items()},
+            "algorithm": "fedavg,feddyn",
+            "zeta": "0,0.15",
+            "seed": "0,1",
+            "alpha": "0.1",
+        },
+        None,
+    )
+    assert [c.name for c in grid] == [
+        f"{a}-zeta{z}-seed{s}" for a in ("fedavg", "feddyn") for z in ("0", "0.15") for s in (0, 1)
+    ]
+    assert [c.config.alpha for c in grid] == [None] * 4 + [0.1] * 4
+    ran = []
+
+    def on_cell(i, cell):
+        ran.append(cell.name)
+        return lambda record: None
+
+    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
+    assert ran == [c.name for c in grid]
+    header, lines = sweep.table(rows)
+    assert header == ["method", "plain", "+MAN ζ=0.15", "gain"]
+    assert [line[0] for line in lines] == ["FedAvg", "FedDyn"]
+    plain = [rows[i]["accuracy"]["all"] for i in (0, 1)]
+    assert lines[0][1] == f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"
+    ran.clear()
+    (tmp_path / grid[3].name / "summary.json").unlink()
+    again = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
+    assert ran == [grid[3].name]
+    assert sweep.table(again) == (header, lines)
+    with pytest.raises(UserError, match="holds a run of another configuration"):
+        sweep.run([sweep.Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
+
+
+def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
+    grid = sweep.cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"}, None)
+    said = []
+    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)
+    assert len(said) == 1
+    assert "not finite" in said[0]
+    assert [line[1:] for line in sweep.table(rows)[1]] == [
+        ["diverged"],
+        [f"{rows[1]['accuracy']['all']:.2f}"],
+    ]
+    assert sweep.table(sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)) == sweep.table(rows)
+
+
+def test_tensorboard_log(tmp_path):
+    pytest.importorskip("tensorboard")
+    fedman.run(**SMALL, tensorboard=True, out=tmp_path)
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_tiny_code_variant_is_the_authors_term():
+    """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
+    torch.manual_seed(0)
+    model = build("tiny_cnn", (3, 64, 64), 5)
+    stacked = experiment.Stacked(model, output=False, layers=experiment.man_layers("tiny-code"))
+    x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
+    maps = []
+    for relu in model.relus:
+        relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
+    model(x[0])
+    a1, a2, _, a4, a5 = maps
+    want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
+    terms = stacked.man_terms(stacked.initial()[None], x, y, None)
+    torch.testing.assert_close(sum(terms.values())[0], want)
