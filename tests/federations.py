@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS
-from fedman.engine import Engine, Samples, Training
+from fedman.batches import Samples
+from fedman.engine import Engine, Training
 from fedman.models import MLP
 from fedman.sampling import plan
 from fedman.stacked import Stacked
@@ -39,7 +40,7 @@ def engine(name="fedavg", hyper=None, *, training=TRAINING, chunk=None, model=No
         data or samples(),
         training,
         chunk=chunk,
-        dtype=torch.float64,
+        precision="fp64",
     )
 
 

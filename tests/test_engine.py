@@ -9,8 +9,9 @@ from torch import nn
 from cases import CASES
 from federations import COHORTS, TRAINING, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS
-from fedman.data.augment import PAD, Windows, normalise
-from fedman.engine import Engine, Samples, Stopped, Training, default_chunk, weighted_mean
+from fedman.batches import Samples
+from fedman.data.augment import PAD, Windows, gather, normalise
+from fedman.engine import Engine, Stopped, Training, default_chunk, weighted_mean
 from fedman.errors import Diverged, UserError
 from fedman.models import build
 from fedman.sampling import plan
@@ -66,12 +67,15 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
 
 def test_windows_are_mirrored_padded_crops():
     data = images()
-    x, _ = data.of([0, 2], torch.float64)
+    x = normalise(data.x[data.index([0, 2])], data.mean, data.std, torch.float64)
     todo = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
     windows = Windows(x, images=True, augment=True)
     moved = 0
     for j in range(todo.sample.shape[1]):
         batch = windows.take(todo.sample[:, j], todo.window[:, :, j])
+        where = data.index([0, 2]).gather(1, todo.sample[:, j])
+        straight = gather(data.x, where, todo.window[:, :, j], data.mean, data.std, torch.float64)
+        assert torch.equal(batch, straight.movedim(-1, -3))
         for s in range(2):
             for b in range(todo.counts[s][j]):
                 mirror, down, right = todo.window[:, s, j, b].tolist()

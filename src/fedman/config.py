@@ -75,7 +75,9 @@ class Config(BaseModel):
     )
     eval_every: Count = Field(1, description="rounds between evaluations of `all`")
     eval_others_every: Count = Field(10, description="rounds between evaluations of `sel` and `cloud`")
-    precision: Literal["auto", "fp32", "tf32", "fp64"] = Field("auto", description="auto: tf32 on CUDA, else fp32")
+    precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="of products; auto: tf32 on CUDA, else fp32"
+    )
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
     tensorboard: bool = Field(False, description="also write a TensorBoard log")

@@ -6,52 +6,23 @@ worked on together, the order of sums, the table of last models, and what to do 
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedman.algorithms import Algorithm, Local, State
-from fedman.data.augment import PAD, Windows, channels_first, normalise
+from fedman.batches import Batch, Batches, Samples
+from fedman.data.augment import PAD
 from fedman.errors import Diverged
-from fedman.sampling import Plan, plan
+from fedman.graphs import Graphs, Inputs, Tensors
+from fedman.sampling import plan
 from fedman.stacked import Stacked
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Training and test samples on the device, and which training samples are whose."""
-
-    x: Tensor  # bytes [n, H, W, C], or a user's own numbers [n, ...]
-    y: Tensor  # [n]
-    x_test: Tensor
-    y_test: Tensor
-    parts: list[Tensor]  # the indices of each client's samples
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool
-
-    @property
-    def images(self) -> bool:
-        """Whether samples are bytes of images, channels last."""
-        return self.x.dtype == torch.uint8
-
-    def sizes(self, clients: Sequence[int]) -> list[int]:
-        return [len(self.parts[k]) for k in clients]
-
-    def of(self, clients: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Normalised samples `[S, n, ...]` and labels `[S, n]`, the shorter clients padded."""
-        index = nn.utils.rnn.pad_sequence([self.parts[k] for k in clients], batch_first=True)
-        return normalise(self.x[index], self.mean, self.std, dtype), self.y[index]
-
-    def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A slice of the normalised test set, images with their channels first."""
-        x = normalise(self.x_test[lo:hi], self.mean, self.std, dtype)
-        return channels_first(x) if self.images else x, self.y_test[lo:hi]
 
 
 @dataclass(frozen=True)
@@ -92,10 +63,6 @@ class Outcome:
     man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
 
 
-Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
-
-
 class Stopped(Exception):
     """The user asked to stop; the state is that of the last finished round."""
 
@@ -112,19 +79,21 @@ class Engine:
         *,
         chunk: int | None = None,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
+        precision: str = "fp32",
     ) -> None:
         self.stacked, self.algorithm, self.samples, self.training = stacked, algorithm, samples, training
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype = torch.device(device), torch.float64 if precision == "fp64" else torch.float32
+        stacked.accelerate(self.device, precision, samples.shape)
         self.chunk = chunk or default_chunk(stacked, self.device)
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k
         self.share = self.relative_size if algorithm.weighted else torch.ones_like(sizes)
         self.is_weight = stacked.is_weight().to(self.device)
         self.stopping = threading.Event()
-        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self.graphs = Graphs() if self.device.type == "cuda" else None
         self._own = threading.local()
-        self._pool = ThreadPoolExecutor(workers)
+        self._pool = ThreadPoolExecutor(torch.get_num_threads())
+        self._map = self._pool.map if self.device.type == "cpu" else map
 
     def start(self) -> Federation:
         """Round 0: every client's last model is the common start, every memory is zero."""
@@ -148,13 +117,13 @@ class Engine:
         """Play one round and bring `state` to its end. On `Stopped` or `Diverged` the state is left as it was."""
         chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
         with one_thread_each(self.device):
-            works = list(self._pool.map(lambda c: self._work(state, c), chunks))
-        upload, memory = (_join([getattr(w, name) for w in works]) for name in ("upload", "memory"))
-        losses, terms = torch.cat([w.loss for w in works]), _join([w.terms for w in works])
+            works = list(self._map(lambda c: self._work(state, c), chunks))
+        upload, memory, figures = (_join([getattr(w, f) for w in works]) for f in ("upload", "memory", "figures"))
+        figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
+        values = torch.stack([v.double() for v in figures.values()], 1).tolist()  # a round's one host sync
+        reports = [dict(zip(figures, row, strict=True)) for row in values]
 
-        finite = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0).tolist()
-        good = [i for i, ok in enumerate(finite) if ok]
-        lost = [k for k, ok in zip(cohort, finite, strict=True) if not ok]
+        good = [i for i, report in enumerate(reports) if report.pop("finite")]
         if not good:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
         share = [self.share[cohort[i]].item() for i in good]
@@ -173,70 +142,99 @@ class Engine:
         state.round += 1
         return Outcome(
             cohort=list(cohort),
-            quarantined=lost,
+            quarantined=[k for i, k in enumerate(cohort) if i not in good],
             lr=lr,
-            loss=losses[good].double().mean().item(),
-            man={name: values[good].double().mean().item() for name, values in terms.items()},
+            loss=statistics.fmean(reports[i].pop("loss") for i in good),
+            man={name: statistics.fmean(reports[i][name] for i in good) for name in reports[good[0]]},
         )
 
     def _work(self, state: Federation, clients: list[int]) -> _Work:
         """The local work of a chunk of clients in one round."""
         stacked, t, device = self._model(), state.round, self.device
-        x, y = self.samples.of(clients, self.dtype)
+        how = self.training
         todo = plan(
-            self.training.seed,
+            how.seed,
             t,
             clients,
             self.samples.sizes(clients),
-            self.training.epochs,
-            self.training.batch_size,
+            how.epochs,
+            how.batch_size,
             device,
             pad=PAD if self.samples.augment else 0,
+            longest=None if self.graphs is None else self.samples.longest,
         )
+        batches = Batches(self.samples, clients, todo, self.dtype)
         hp = Local(
-            lr=torch.tensor(self.training.lr * self.training.lr_decay**t, dtype=self.dtype, device=device),
-            lr0=self.training.lr,
-            decay=self.training.weight_decay,
-            clip=self.training.clip,
+            lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
+            lr0=how.lr,
+            decay=how.weight_decay,
+            clip=how.clip,
             p=self.relative_size[clients, None].to(device, self.dtype),
             steps=torch.tensor(todo.steps, dtype=self.dtype, device=device)[:, None],
             is_weight=self.is_weight,
         )
-        batches = Batches(Windows(x, self.samples.images, self.samples.augment), y, todo, self.dtype)
         memory = {name: rows[clients] for name, rows in state.memory.items()}
-        w, loss = self._steps(stacked, batches, state.server, memory, hp)
-        new, upload = self.algorithm.finish(w, state.server, memory, hp)
-        terms = stacked.man_terms(w, *batches.at(0))
-        return _Work(dict(new), dict(upload), loss / hp.steps[:, 0], terms)
+        carry = self._steps(stacked, batches, state.server, memory, hp)
+        new, upload = self.algorithm.finish(carry["w"], state.server, memory, hp)
+        figures = {"loss": carry["loss"] / hp.steps[:, 0], **stacked.man_terms(carry["w"], *batches.at(0))}
+        return _Work(dict(new), dict(upload), figures)
 
-    def _steps(
-        self, stacked: Stacked, batches: Batches, server: State, memory: State, hp: Local
-    ) -> tuple[Tensor, Tensor]:
-        """K local steps: the final models `[S, P]`, and each client's sum of losses `[S]`."""
-        zeta, clients = self.training.zeta, len(hp.p)
+    def _steps(self, stacked: Stacked, batches: Batches, server: State, memory: State, hp: Local) -> dict[str, Tensor]:
+        """K local steps: the final models "w" `[S, P]`, and each client's sum of losses "loss" `[S]`."""
+        clients = len(hp.p)
         w = server["w"].expand(clients, -1)
-        scratch: State = {name: w.new_zeros(()).expand_as(w) for name in self.algorithm.scratch}
-        loss = w.new_zeros(clients)
+        carry = {"w": w, "loss": w.new_zeros(clients)}
+        carry |= {name: w.new_zeros(()).expand_as(w) for name in self.algorithm.scratch}
+
+        def step(inputs: Inputs, j: int | Tensor, carry: Tensors) -> dict[str, Tensor]:
+            now, local = batches.over(inputs["batches"]), replace(hp, **inputs["hp"])  # type: ignore[arg-type]
+            return self._step(stacked, now.at(j), now.active(j), carry, inputs["server"], inputs["memory"], local)
+
+        inputs = {
+            "batches": batches.tensors,
+            "server": server,
+            "memory": memory,
+            "hp": {"lr": hp.lr, "p": hp.p, "steps": hp.steps},
+        }
+        if self.graphs is not None:
+            if self.stopping.is_set():
+                raise Stopped
+            return self.graphs.run(step, inputs, carry, batches.steps)
         for j in range(batches.steps):
             if self.stopping.is_set():
                 raise Stopped
-            batch = batches.at(j)
-            seen: list[Tensor] = []
+            carry = step(inputs, j, carry)
+        return carry
 
-            def grad(w: Tensor, batch: Batch = batch, seen: list[Tensor] = seen) -> Tensor:
-                gradient, ce = stacked.gradient(w, *batch, zeta)
-                seen.append(ce)
-                return gradient
+    def _step(
+        self,
+        stacked: Stacked,
+        batch: Batch,
+        active: Tensor | None,
+        carry: Tensors,
+        server: State,
+        memory: State,
+        hp: Local,
+    ) -> dict[str, Tensor]:
+        """One local step of a chunk; clients that are not `active` stay where they are."""
+        seen: list[Tensor] = []
 
-            after = self.algorithm.step(w, grad, server, {**memory, **scratch}, hp)
-            if isinstance(after, tuple):
-                after, scratch = after
-            w = after if batches.active is None else after.where(batches.active[:, j, None], w)
-            loss = loss + seen[0]
-        return w, loss
+        def grad(w: Tensor) -> Tensor:
+            gradient, ce = stacked.gradient(w, *batch, self.training.zeta)
+            seen.append(ce)
+            return gradient
+
+        scratch = {name: carry[name] for name in self.algorithm.scratch}
+        after = self.algorithm.step(carry["w"], grad, server, {**memory, **scratch}, hp)
+        if isinstance(after, tuple):
+            after, scratch = after[0], dict(after[1])
+        w = after if active is None else after.where(active, carry["w"])
+        return {"w": w, "loss": carry["loss"] + seen[0], **scratch}
 
     def _model(self) -> Stacked:
-        """This thread's own copy of the model."""
+        """The model; on a CPU this thread's own copy of it."""
+        if self.device.type != "cpu":
+            return self.stacked
         if not hasattr(self._own, "stacked"):
             self._own.stacked = self.stacked.copy()
         return self._own.stacked
@@ -255,48 +253,15 @@ class Engine:
             return torch.stack([(out.argmax(-1) == y).sum().double(), ce.double()])
 
         with one_thread_each(self.device):
-            right, ce = torch.stack(list(self._pool.map(part, range(0, n, batch)))).sum(0).tolist()
+            right, ce = torch.stack(list(self._map(part, range(0, n, batch)))).sum(0).tolist()
         return 100 * right / n, ce / n
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a chunk of clients, step by step."""
-
-    windows: Windows
-    y: Tensor
-    plan: Plan
-    dtype: torch.dtype
-
-    @property
-    def steps(self) -> int:
-        return self.plan.sample.shape[1]
-
-    @property
-    def active(self) -> Tensor | None:
-        """`[S, K]`: whether a client still has a step to take; None when all take the same number."""
-        if len(set(self.plan.steps)) == 1:
-            return None
-        return torch.tensor(self.plan.counts, device=self.y.device) > 0
-
-    def at(self, j: int) -> Batch:
-        """Step j."""
-        sample, window = self.plan.sample[:, j], self.plan.window[:, :, j]
-        weight = self.plan.weight
-        if weight is not None:
-            weight = weight[:, j].to(self.dtype)
-            if len(sample) == 1:  # one client alone needs no padding
-                n = self.plan.counts[0][j]
-                sample, window, weight = sample[:, :n], window[:, :, :n], None
-        return self.windows.take(sample, window), self.y.gather(1, sample), weight
 
 
 @dataclass(frozen=True)
 class _Work:
     memory: dict[str, Tensor]
     upload: dict[str, Tensor]
-    loss: Tensor
-    terms: dict[str, Tensor]
+    figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
 
 
 def _join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from fedman import checkpoint
 from fedman.algorithms import ALGORITHMS
+from fedman.batches import Samples
 from fedman.data import Dataset, load, partition
-from fedman.engine import Engine, Federation, Samples, Stopped, Training
+from fedman.engine import Engine, Federation, Stopped, Training
 from fedman.errors import Diverged, UserError
 from fedman.man import Measure
 from fedman.models import build
@@ -106,7 +107,7 @@ def run(
         Training(**{name: getattr(config, name) for name in Training.__dataclass_fields__}),
         chunk=config.chunk,
         device=device,
-        dtype=torch.float64 if precision == "fp64" else torch.float32,
+        precision=precision,
     )
     with ExitStack() as stack:
         stack.enter_context(matmul_precision(precision))
@@ -273,8 +274,8 @@ def pick_precision(name: str, device: str) -> str:
     """ "auto" is TF32 on CUDA and fp32 elsewhere."""
     if name == "auto":
         return "tf32" if device == "cuda" else "fp32"
-    if name == "tf32" and device != "cuda":
-        raise UserError("precision: tf32 needs a CUDA device; use fp32")
+    if name in ("tf32", "bf16") and device != "cuda":
+        raise UserError(f"precision: {name} needs a CUDA device; use fp32")
     return name
 
 

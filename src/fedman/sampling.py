@@ -86,14 +86,17 @@ def plan(
     batch_size: int,
     device: torch.device,
     pad: int = 0,
+    longest: int | None = None,
 ) -> Plan:
     """The batches of round t: a fresh permutation of a client's samples every epoch, cut into batches.
 
     With `pad` > 0 every sample gets, per epoch: a mirror image with probability ½; and with probability ½ (apart
     from that) a crop of the zero-padded image at offsets uniform on {0, …, 2·pad}, otherwise the centre.
+    With `longest` the plan has the shape it would have for a client of so many samples.
     """
     counts = [batch_counts(n, epochs, batch_size) for n in sizes]
-    steps, longest = max(map(len, counts)), max(sizes)
+    longest = longest or max(sizes)
+    steps = len(batch_counts(longest, epochs, batch_size))
     batch = min(batch_size, longest)
     ragged = any(n != batch for row in counts for n in row) or len(set(map(len, counts))) > 1
     counts = [row + [0] * (steps - len(row)) for row in counts]

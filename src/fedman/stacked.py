@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,10 @@ from torch.func import functional_call, vmap
 
 from fedman.errors import UserError
 from fedman.man import ActivationNorm, Measure
+from fedman.models import ConvNet
+
+if TYPE_CHECKING:
+    from fedman.kernels import StackedConvNet
 
 
 class Stacked:
@@ -30,10 +36,26 @@ class Stacked:
         self.tapped = copy.deepcopy(model).requires_grad_(False)
         self.man = ActivationNorm(self.tapped, layers, output=output)
         self.layers: list[str] = []  # names of the MAN terms, known after the first forward pass
+        self.precision = "fp32"
+        self.kernels: StackedConvNet | None = None
         parameters = dict(model.named_parameters())
         self.names = list(parameters)
         self.shapes = [p.shape for p in parameters.values()]
         self.sizes = [p.numel() for p in parameters.values()]
+
+    def accelerate(self, device: torch.device, precision: str, shape: tuple[int, ...]) -> None:
+        """Use the stacked GPU kernels for the losses where they serve this model, its taps and this device."""
+        from fedman import kernels
+
+        model, output, layers = self._arguments
+        self.precision = precision
+        exact = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}.get(precision)
+        if exact is None or layers is not None or not isinstance(model, ConvNet) or not kernels.available(device):
+            return
+        if kernels.StackedConvNet.supports(model, shape):
+            self.kernels = kernels.StackedConvNet(model, shape, exact)
+            names = [*(f"relus.{i}" for i in range(self.kernels.layers - 1)), "output"]
+            self.layers = names if output else names[:-1]
 
     def copy(self) -> Stacked:
         """The same model with hooks and buffers of its own, for use in another thread."""
@@ -63,7 +85,12 @@ class Stacked:
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """The outputs of one model `[P]` on a batch."""
-        return functional_call(self.plain, self.parameters(w), (x,))
+        with self.autocast(x.device):
+            return functional_call(self.plain, self.parameters(w), (x,)).to(w.dtype)
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """bf16 products around the module, where that is asked for."""
+        return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def losses(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
         """Cross-entropy `[S]` and the layers' MAN terms `[S, L]` of S models on their batches `[S, B, ...]`.
@@ -71,6 +98,9 @@ class Stacked:
         `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Without `man` the terms
         are not evaluated and L = 0.
         """
+        if self.kernels is not None:
+            ce, terms = self.kernels.losses(W, x.movedim(2, -1), y, weight)
+            return ce, terms[:, : len(self.layers)] if man else terms[:, :0]
         if len(W) == 1:  # the plain module: on a CPU, grouped and vmapped convolutions are slower than one by one
             ce, terms = self._loss(W[0], x[0], y[0], None if weight is None else weight[0], man)
             return ce[None], terms[None]
@@ -78,7 +108,8 @@ class Stacked:
         return stack(W, x, y, weight, man)
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
-        out = functional_call(self.tapped if man else self.plain, self.parameters(w), (x,))
+        with self.autocast(x.device):
+            out = functional_call(self.tapped if man else self.plain, self.parameters(w), (x,)).to(w.dtype)
         ce = F.cross_entropy(out, y) if weight is None else (F.cross_entropy(out, y, reduction="none") * weight).sum()
         if not man:
             return ce, ce.new_empty(0)

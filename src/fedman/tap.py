@@ -1,0 +1,118 @@
+"""A tap on one activation: it goes on as it is, and the mean of squares of each sample comes out beside it.
+
+    s_b  = ‖a_b‖²/n                       one reading pass, no temporary
+    ∂/∂a = g_a + (2/n)·g_s·a              one pass together with g_a, the gradient from the layers above
+    ∂/∂z = [a > 0]·g_a + (2/n)·g_s·a      where a = relu(z): the tap takes ReLU's place on the way back
+
+The coefficient stays a tensor: no host synchronisation, and a CUDA graph can capture it. `benchmarks/man_cost.py`
+measures this against `a.square().mean()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedman import kernels
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
+    """(a, s [B]) of an activation a [B, ...]; z is what it was computed from, where that is known.
+
+    Half precision is summed in float32. Right under autograd of any order, forward mode, vmap and torch.compile.
+    """
+    if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
+        rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
+        return a, rows.square().mean(-1)
+    keep = min(a.ndim, 1)
+    if torch._C._are_functorch_transforms_active():
+        return _Tap.apply(a, None, keep)
+    apply = super(torch.autograd.Function, _Tap).apply  # Function.apply studies the signature: 30 µs each time
+    return apply(z, a.detach(), keep) if isinstance(z, Tensor) and _is_relu(a, z) else apply(a, None, keep)
+
+
+class _Tap(torch.autograd.Function):
+    """(a, None, k) ↦ (a, s) or (z, relu(z), k) ↦ (relu(z), s), with s over all dimensions but the first k."""
+
+    @staticmethod
+    def forward(x: Tensor, relu: Tensor | None, keep: int) -> tuple[Tensor, Tensor]:
+        a = x if relu is None else relu
+        if _serves(a, keep):
+            from fedman.kernels.tap import mean_of_squares
+
+            return a.view_as(a), mean_of_squares(a, keep)
+        rows = a if a.ndim > keep else a.unsqueeze(-1)
+        dtype = torch.float32 if a.dtype in HALF else None
+        norm = torch.linalg.vector_norm(rows, dim=tuple(range(keep, rows.ndim)), dtype=dtype)
+        return a.view_as(a), norm.square_().div_(math.prod(a.shape[keep:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[0])
+        ctx.save_for_forward(output[0])
+        ctx.relu, ctx.keep = inputs[1] is not None, inputs[2]
+        ctx.n = math.prod(output[0].shape[ctx.keep :])
+
+    @staticmethod
+    def backward(ctx: Any, grad_a: Tensor | None, grad_s: Tensor | None) -> tuple[Tensor | None, None, None]:
+        (a,) = ctx.saved_tensors
+        fresh = not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active())
+        if fresh and grad_s is not None and _serves(a, ctx.keep) and _alike(grad_a, a):
+            from fedman.kernels.tap import gradient
+
+            return gradient(grad_a, a, grad_s, ctx.relu), None, None
+        if grad_a is not None and ctx.relu:
+            grad_a = torch.ops.aten.threshold_backward(grad_a, a, 0)
+        if grad_s is None:
+            return grad_a, None, None
+        coefficient = grad_s.reshape(grad_s.shape + (1,) * (a.ndim - ctx.keep))
+        if grad_a is None:
+            return (a * (coefficient * (2 / ctx.n))).to(a.dtype), None, None
+        if fresh and ctx.relu and grad_s.dtype == a.dtype:
+            return grad_a.addcmul_(a, coefficient, value=2 / ctx.n), None, None
+        return torch.addcmul(grad_a, a, coefficient, value=2 / ctx.n).to(a.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        (a,) = ctx.saved_tensors
+        tangent = tangent * (a > 0) if ctx.relu else tangent.view_as(tangent)
+        products = (a * tangent).reshape(*a.shape[: ctx.keep], -1)
+        return tangent, products.sum(-1) * (2 / ctx.n)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None, None], a: Tensor, relu: None, keep: int) -> Any:
+        """A stack of activations is one activation with one more dimension to keep."""
+        return _Tap.apply(a.movedim(in_dims[0], 0), relu, keep + 1), (0, 0)
+
+
+def _is_relu(a: Tensor, z: Tensor) -> bool:
+    """Whether autograd has recorded a = relu(z), with nothing done to either since."""
+    node = a.grad_fn
+    if node is None or z.grad_fn is None or node.name() != "ReluBackward0":
+        return False
+    return node.next_functions[0] == (z.grad_fn, z.output_nr)
+
+
+def _serves(a: Tensor, keep: int) -> bool:
+    """Whether the GPU kernels can be used."""
+    return a.is_cuda and _available(a.device) and _in_rows(a, keep)
+
+
+_available = functools.cache(kernels.available)
+
+
+def _in_rows(a: Tensor, keep: int) -> bool:
+    """Whether the entries of a sample lie together in memory, sample after sample."""
+    channels_last = keep == 1 and a.ndim == 4 and a.is_contiguous(memory_format=torch.channels_last)
+    return a.numel() > 0 and (a.is_contiguous() or channels_last)
+
+
+def _alike(grad: Tensor | None, a: Tensor) -> bool:
+    return grad is None or (grad.stride() == a.stride() and grad.dtype == a.dtype)
