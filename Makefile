@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: run test lint format clean
 
 run: $(VENV)/ready  ## the main job on the embedded data: FedAvg and FedDyn with and without MAN, three seeds
-	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.15 seed=0,1,2 --out runs/digits
+	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.05 seed=0,1,2 --out runs/digits
 
 test: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.autograd import forward_ad, grad, gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, vmap
 
 from fedman.tap import tap
 
 
 def direct(a: Tensor) -> Tensor:
-    return a.reshape(*a.shape[:1], -1).square().mean(-1)
+    return a.reshape(*a.shape[:1], -1).square().sum(-1) / a.numel()
 
 
 def activations() -> dict[str, Tensor]:
@@ -65,6 +65,29 @@ def test_derivatives_of_any_order(relu: bool) -> None:
     assert gradgradcheck(lambda z: f(z)[1], z)
 
 
+def test_forward_mode_of_recorded_activations() -> None:
+    z = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    tangent = torch.randn_like(z)
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(z, tangent) * 1
+        for a in (x, x.relu()):
+            for ours, expected in zip(tap(a, x), (a, direct(a)), strict=True):
+                torch.testing.assert_close(forward_ad.unpack_dual(ours), forward_ad.unpack_dual(expected))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_batched_gradients(relu: bool) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True) * 1
+    a = x.relu() if relu else x
+    out, s = tap(a, x)
+    v, w = torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    for outputs in ([(out, v), (s, w)], [(out, v)], [(s, w)]):
+        tensors, vectors = zip(*outputs, strict=True)
+        (batched,) = grad(tensors, x, vectors, retain_graph=True, is_grads_batched=True)
+        each = [grad(tensors, x, [u[i] for u in vectors], retain_graph=True)[0] for i in range(5)]
+        torch.testing.assert_close(batched, torch.stack(each))
+
+
 def test_relu_and_tap_are_one_node_backward() -> None:
     x = torch.randn(3, 4, requires_grad=True) * 1
     out, _ = tap(x.relu(), x)
@@ -74,6 +97,10 @@ def test_relu_and_tap_are_one_node_backward() -> None:
     other = x + 1
     shifted, _ = tap(other.relu(), x)
     assert shifted.grad_fn.next_functions[0][0].name() == "ReluBackward0"
+    watched, seen = x.relu(), []
+    watched.register_hook(seen.append)
+    grad(tap(watched, x)[1].sum(), x, retain_graph=True)
+    assert len(seen) == 1
     inplace = (x + 1).relu_()
     assert torch.equal(grad(tap(inplace, inplace)[1].sum(), x)[0], grad(direct((x + 1).relu()).sum(), x)[0])
 
@@ -85,7 +112,7 @@ def test_one_output_alone() -> None:
         a = x.relu() if relu else x
         out, s = tap(a, x)
         assert torch.equal(grad(out.sin().sum(), x, retain_graph=True)[0], grad(a.sin().sum(), x)[0])
-        torch.testing.assert_close(grad(s.sum(), x)[0], 2 * a.detach() / 4)
+        torch.testing.assert_close(grad(s.sum(), x)[0], 2 * a.detach() / 12)
 
 
 def test_nested_transforms() -> None:
@@ -113,8 +140,8 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     for a in (x, x.relu()):
         _, s = tap(a, x)
         assert s.dtype == torch.float32
-        assert s.tolist() == [40_000.0, 40_000.0]
-        (gradient,) = grad(a.sum() * 0 + tap(a, x)[0].sum() + s.sum() * 1e-3, x, retain_graph=True)
+        assert s.tolist() == [20_000.0, 20_000.0]
+        (gradient,) = grad(a.sum() * 0 + tap(a, x)[0].sum() + s.sum() * 2e-3, x, retain_graph=True)
         assert gradient.dtype == dtype
         torch.testing.assert_close(gradient.float(), torch.full((2, 100), 1.004), rtol=1e-2, atol=0)
 
@@ -127,7 +154,15 @@ def test_any_shape_and_order_in_memory(shape: list[int], data: st.DataObject) ->
     out, s = tap(a)
     torch.testing.assert_close(s, direct(a), rtol=1e-12, atol=1e-14)
     (ours,) = grad((out * a.detach()).sum() + s.sum(), a)
-    torch.testing.assert_close(ours, a * (1 + 2 * a.shape[0] / a.numel()), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(ours, a * (1 + 2 / a.numel()), rtol=1e-12, atol=1e-14)
+
+
+def test_an_empty_batch_counts_nothing() -> None:
+    x = torch.zeros(0, 3, requires_grad=True) * 1
+    for a in (x, x.relu()):
+        out, s = tap(a, x)
+        assert s.shape == (0,)
+        assert grad(out.sum() + s.sum(), x, retain_graph=True)[0].shape == (0, 3)
 
 
 def test_gpu_rows() -> None:

@@ -172,10 +172,11 @@ def show(
         sigma=settings.unbalanced,
         dataset=data.name,
     )
+    if plot is not None:
+        partition.plot(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)
     typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
     if plot is not None:
-        partition.plot(data.y_train, parts, data.classes, plot)
         typer.echo(f"written to {plot}")
 
 

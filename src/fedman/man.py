@@ -59,18 +59,21 @@ class _Pass:
     """One forward pass of the model: what it has left so far."""
 
     grad: bool
-    taps: dict[str, Tensor] = field(default_factory=dict)  # per-sample values [B] by layer, in order of use
+    taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
     uses: dict[str, int] = field(default_factory=dict)
     last: Tensor | None = None  # the activation tapped last
     depth: int = 1  # calls of the model under way: more than one where it calls itself
     muted: int = 0  # activation modules under way
 
     def tap(self, name: str, out: Any, z: Any = None, measure: Measure | None = None, first: str = "") -> Any:
-        """Measure `out`, computed from z, as layer `name` (first use: `name + first`); return what takes its place."""
+        """Measure `out`, computed from z, as layer `name` (first use: `name + first`; "" is the model itself).
+
+        Returns what takes its place.
+        """
         leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out)
         i = _position(name, leaves)
         a = leaves[i]
-        if name == "output" and a is self.last:
+        if not name and a is self.last:
             return out
         if self.grad and not torch.is_grad_enabled() and any(_frames(CheckpointFunction.forward.__code__)):
             raise UserError(f"ActivationNorm: layer {name!r} is checkpointed with use_reentrant=True; use False")
@@ -81,10 +84,20 @@ class _Pass:
             if s.shape != a.shape[:1]:
                 shapes = f"{tuple(a.shape)} to {tuple(s.shape)}, not to {tuple(a.shape[:1])}"
                 raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
+            s = s / s.numel()
         self.last = leaves[i]
-        k = self.uses[name] = self.uses.get(name, 0) + 1
-        self.taps[f"{name}#{k}" if k > 1 else name + first] = s if s.ndim else s.unsqueeze(0)
+        self.taps[self.key(name or "output", first)] = s if s.ndim else s.unsqueeze(0)
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
+
+    def key(self, name: str, first: str) -> str:
+        """`name + first`; from the second use on `name#2`, ..., skipping what is taken."""
+        k = self.uses.get(name + first, 0) + 1
+        key = name + first if k == 1 else f"{name}#{k}"
+        while key in self.taps:
+            k += 1
+            key = f"{name}#{k}"
+        self.uses[name + first] = k
+        return key
 
 
 class _FunctionalTaps(TorchFunctionMode):
@@ -127,7 +140,7 @@ class ActivationNorm:
         self._functional = _FunctionalTaps(self) if layers is None else None
         self._running: _Pass | None = None
         self._done: _Pass | None = None
-        self._values: tuple[tuple[str, ...], Tensor | None] = ((), None)
+        self._report: tuple[tuple[str, ...], Tensor | None] = ((), None)
         self._handles = [model.register_forward_pre_hook(self._enter)]
         for name, (module, measure) in chosen.items():
             if layers is None:
@@ -141,14 +154,14 @@ class ActivationNorm:
 
     def terms(self, weight: Tensor | None = None) -> dict[str, Tensor]:
         """The terms of R by layer, in order of use; `man()` is their sum."""
-        names, values = self._take(weight)
-        return dict(zip(names, values.unbind(), strict=True))
+        names, shares = self._take(weight)
+        return dict(zip(names, shares.sum(1).unbind(), strict=True))
 
     @property
     def values(self) -> dict[str, float]:
         """The terms of the last `man()` or `man.terms()` as numbers; empty before one, and under torch.func."""
-        names, values = self._values
-        return {} if values is None else dict(zip(names, values.tolist(), strict=True))
+        names, shares = self._report
+        return {} if shares is None else dict(zip(names, shares.sum(1).tolist(), strict=True))
 
     def remove(self) -> None:
         """Take all hooks off the model."""
@@ -164,32 +177,34 @@ class ActivationNorm:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles of a model with its hooks: all but what a forward pass left."""
-        return {**self.__dict__, "_running": None, "_done": None, "_values": ((), None)}
+        return {**self.__dict__, "_running": None, "_done": None, "_report": ((), None)}
 
     def _take(self, weight: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
-        """The names and the values [L] of the terms; the pass is let go of."""
+        """The names of the layers and each sample's share in their terms [L, B]; the pass is let go of."""
         done, self._done = self._done, None
         if done is None:
             raise UserError("ActivationNorm: no forward pass to measure; call the model before each man()")
         if not done.taps:
             raise UserError("ActivationNorm: the model has no activation to measure; use output=True or layers=[...]")
-        names, samples = tuple(done.taps), list(done.taps.values())
+        samples = list(done.taps.values())
         if weight is not None:
             for name, s in done.taps.items():
                 if s.shape != weight.shape:
-                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {len(s)} samples"
+                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
                     raise UserError(f"weight: shape {shapes}")
-        if all(len(s) == len(samples[0]) for s in samples):
-            rows = torch.stack(samples)
-            values = rows.mean(1) if weight is None else (rows * weight.to(rows.dtype)).sum(1)
+            shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
+        elif len({s.shape for s in samples}) == 1:
+            shares = torch.stack(samples)
         else:
-            values = torch.stack([s.mean() for s in samples])
-        wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(values)
-        self._values = (names, None if wrapped else values.detach())
-        return names, values
+            shares = torch.stack([s.sum(0, keepdim=True) for s in samples])
+        names = tuple(done.taps)
+        wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(shares)
+        self._report = (names, None if wrapped else shares.detach())
+        return names, shares
 
     def _enter(self, model: nn.Module, args: Any) -> None:
-        if _recomputing(model):
+        _refuse_replica(model)
+        if _recomputing():
             return
         if self._running is not None:
             if sum(frame.f_locals["self"] is model for frame in _frames(nn.Module._call_impl.__code__)) > 1:
@@ -201,8 +216,8 @@ class ActivationNorm:
             self._functional.__enter__()
 
     def _leave(self, model: nn.Module, args: Any, out: Any) -> Any:
-        if _recomputing(model):
-            return _Pass(True).tap("output", out) if self._output and out is not None else None
+        if _recomputing():
+            return _Pass(True).tap("", out) if self._output and out is not None else None
         current = self._running
         if current is None:
             return None
@@ -215,7 +230,7 @@ class ActivationNorm:
         if out is None:  # the forward pass has failed
             return None
         if self._output:
-            out = current.tap("output", out)
+            out = current.tap("", out)
         current.last, self._done = None, current
         return out
 
@@ -228,12 +243,13 @@ class ActivationNorm:
 
     def _mute(self, module: nn.Module, args: Any) -> None:
         """An activation module's own functional calls are not taps of their own."""
-        if self._running is not None and not _recomputing(module):
+        if self._running is not None and not _recomputing():
             self._running.muted += 1
 
     def _tap_module(self, name: str, measure: Measure | None, module: nn.Module, args: Any, out: Any) -> Any:
+        _refuse_replica(module)
         z = args[0] if args else None
-        if _recomputing(module):  # what the first run saved for the backward pass, this one has to save too
+        if _recomputing():  # what the first run saved for the backward pass, this one has to save too
             return _Pass(True).tap(name, out, z, measure)
         if self._running is None:
             return None
@@ -274,10 +290,10 @@ def _position(name: str, leaves: list[Any]) -> int:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and (leaf.ndim or len(leaves) == 1):
             return i
     kinds = ", ".join(str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
-    where = "the model's output" if name == "output" else f"the output of layer {name!r}"
+    where = f"the output of layer {name!r}" if name else "the model's output"
     raise UserError(
         f"ActivationNorm: {where} has no floating-point tensor of samples ({kinds or 'nothing'}); "
-        + ("use output=False" if name == "output" else "name other layers")
+        + ("name other layers" if name else "use output=False")
     )
 
 
@@ -286,13 +302,14 @@ def _frames(code: CodeType) -> Iterator[FrameType]:
     return (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is code)
 
 
-def _recomputing(module: nn.Module) -> bool:
-    """Whether gradient checkpointing runs `module` for the second time, inside the backward pass."""
-    if torch.compiler.is_compiling():
-        return False
-    if "_is_replica" in vars(module):
+def _recomputing() -> bool:
+    """Whether gradient checkpointing runs a module for the second time, inside the backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _refuse_replica(module: nn.Module) -> None:
+    if not torch.compiler.is_compiling() and "_is_replica" in vars(module):
         raise UserError("ActivationNorm: nn.DataParallel hides its replicas' activations; use DistributedDataParallel")
-    return torch._C._current_graph_task_id() != -1
 
 
 def _outside_checkpoint() -> AbstractContextManager[Any]:

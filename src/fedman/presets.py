@@ -30,12 +30,12 @@ PRESETS["digits"] = {
     "partition": "dir0.3",
     "clients": 20,
     "participation": 0.25,
-    "rounds": 60,
+    "rounds": 100,
     "epochs": 5,
     "batch_size": 10,
     "lr": 0.1,
-    "lr_decay": 0.99,
-    "zeta": 0.15,
+    "lr_decay": 0.998,
+    "zeta": 0.05,
 }
 
 

@@ -79,7 +79,8 @@ def sweep_progress(rounds: list[int]) -> Iterator[Callable[[int, str], Callable[
 def data_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Follows transfers and the decoding of images: call it with what, how much is done, and of how much (or 0)."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 

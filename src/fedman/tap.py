@@ -1,8 +1,8 @@
-"""A tap on one activation: it goes on as it is, and the mean of squares of each sample comes out beside it.
+"""A tap on one activation: it goes on as it is, and each sample's share of its mean of squares comes out beside it.
 
-    s_b  = ‖a_b‖²/n                       one reading pass, no temporary
-    ∂/∂a = g_a + (2/n)·g_s·a              one pass together with g_a, the gradient from the layers above
-    ∂/∂z = [a > 0]·g_a + (2/n)·g_s·a      where a = relu(z): the tap takes ReLU's place on the way back
+    s_b  = ‖a_b‖²/N                       one reading pass, no temporary; N entries in all: Σ_b s_b = mean of a²
+    ∂/∂a = g_a + (2/N)·g_s·a              one pass together with g_a, the gradient from the layers above
+    ∂/∂z = [a > 0]·g_a + (2/N)·g_s·a      where a = relu(z): the tap takes ReLU's place on the way back
 
 The coefficient stays a tensor: no host synchronisation, and a CUDA graph can capture it. `benchmarks/man_cost.py`
 measures this against `a.square().mean()`.
@@ -11,14 +11,15 @@ measures this against `a.square().mean()`.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fedman import kernels
 
+LARGE = 1 << 24  # entries
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -29,80 +30,86 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
     """
     if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
         rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
-        return a, rows.square().mean(-1)
-    keep = min(a.ndim, 1)
+        return a, rows.square().sum(-1) / a.numel()
+    keep, entries = min(a.ndim, 1), max(a.numel(), 1)
     if torch._C._are_functorch_transforms_active():
-        return _Tap.apply(a, None, keep)
-    apply = super(torch.autograd.Function, _Tap).apply  # Function.apply studies the signature: 30 µs each time
-    return apply(z, a.detach(), keep) if isinstance(z, Tensor) and _is_relu(a, z) else apply(a, None, keep)
+        return ActivationTap.apply(a, None, keep, entries)
+    apply = super(torch.autograd.Function, ActivationTap).apply  # Function.apply studies the signature: 30 µs a call
+    if isinstance(z, Tensor) and _is_relu(a, z) and forward_ad._current_level < 0:
+        return apply(z, a.detach(), keep, entries)
+    return apply(a, None, keep, entries)
 
 
-class _Tap(torch.autograd.Function):
-    """(a, None, k) ↦ (a, s) or (z, relu(z), k) ↦ (relu(z), s), with s over all dimensions but the first k."""
+class ActivationTap(torch.autograd.Function):
+    """(a, None, k, N) ↦ (a, s) or (z, relu(z), k, N) ↦ (relu(z), s); s is over all dimensions but the first k.
+
+    The second form is for reverse mode alone: vmap and forward mode use the first.
+    """
 
     @staticmethod
-    def forward(x: Tensor, relu: Tensor | None, keep: int) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, relu: Tensor | None, keep: int, entries: int) -> tuple[Tensor, Tensor]:
         a = x if relu is None else relu
         if _serves(a, keep):
-            from fedman.kernels.tap import mean_of_squares
+            from fedman.kernels.tap import squares
 
-            return a.view_as(a), mean_of_squares(a, keep)
+            return a.view_as(a), squares(a, keep, entries)
         rows = a if a.ndim > keep else a.unsqueeze(-1)
         dtype = torch.float32 if a.dtype in HALF else None
         norm = torch.linalg.vector_norm(rows, dim=tuple(range(keep, rows.ndim)), dtype=dtype)
-        return a.view_as(a), norm.square_().div_(math.prod(a.shape[keep:]))
+        return a.view_as(a), norm.square_().div_(entries)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, relu, ctx.keep, ctx.entries = inputs
+        ctx.relu = relu is not None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[0])
         ctx.save_for_forward(output[0])
-        ctx.relu, ctx.keep = inputs[1] is not None, inputs[2]
-        ctx.n = math.prod(output[0].shape[ctx.keep :])
 
     @staticmethod
-    def backward(ctx: Any, grad_a: Tensor | None, grad_s: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, grad_a: Tensor | None, grad_s: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         (a,) = ctx.saved_tensors
         fresh = not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active())
         if fresh and grad_s is not None and _serves(a, ctx.keep) and _alike(grad_a, a):
             from fedman.kernels.tap import gradient
 
-            return gradient(grad_a, a, grad_s, ctx.relu), None, None
+            return gradient(grad_a, a, grad_s, ctx.entries, ctx.relu), None, None, None
         if grad_a is not None and ctx.relu:
             grad_a = torch.ops.aten.threshold_backward(grad_a, a, 0)
         if grad_s is None:
-            return grad_a, None, None
+            return grad_a, None, None, None
         coefficient = grad_s.reshape(grad_s.shape + (1,) * (a.ndim - ctx.keep))
         if grad_a is None:
-            return (a * (coefficient * (2 / ctx.n))).to(a.dtype), None, None
+            return (a * (coefficient * (2 / ctx.entries))).to(a.dtype), None, None, None
         if fresh and ctx.relu and grad_s.dtype == a.dtype:
-            return grad_a.addcmul_(a, coefficient, value=2 / ctx.n), None, None
-        return torch.addcmul(grad_a, a, coefficient, value=2 / ctx.n).to(a.dtype), None, None
+            return grad_a.addcmul_(a, coefficient, value=2 / ctx.entries), None, None, None
+        return torch.addcmul(grad_a, a, coefficient, value=2 / ctx.entries).to(a.dtype), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, Tensor]:
         (a,) = ctx.saved_tensors
-        tangent = tangent * (a > 0) if ctx.relu else tangent.view_as(tangent)
         products = (a * tangent).reshape(*a.shape[: ctx.keep], -1)
-        return tangent, products.sum(-1) * (2 / ctx.n)
+        return tangent.view_as(tangent), products.sum(-1) * (2 / ctx.entries)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None, None], a: Tensor, relu: None, keep: int) -> Any:
+    def vmap(info: Any, in_dims: tuple[int, None, None, None], a: Tensor, relu: None, keep: int, entries: int) -> Any:
         """A stack of activations is one activation with one more dimension to keep."""
-        return _Tap.apply(a.movedim(in_dims[0], 0), relu, keep + 1), (0, 0)
+        return ActivationTap.apply(a.movedim(in_dims[0], 0), relu, keep + 1, entries), (0, 0)
 
 
 def _is_relu(a: Tensor, z: Tensor) -> bool:
-    """Whether autograd has recorded a = relu(z), with nothing done to either since."""
+    """Whether autograd has recorded a = relu(z), nothing done to either since, and nobody awaits a's gradient."""
     node = a.grad_fn
-    if node is None or z.grad_fn is None or node.name() != "ReluBackward0":
+    if node is None or z.grad_fn is None or node.name() != "ReluBackward0" or a._backward_hooks or a.retains_grad:
         return False
     return node.next_functions[0] == (z.grad_fn, z.output_nr)
 
 
 def _serves(a: Tensor, keep: int) -> bool:
-    """Whether the GPU kernels can be used."""
-    return a.is_cuda and _available(a.device) and _in_rows(a, keep)
+    """Whether the GPU kernels can be used and pay: launching one from Python costs more than a small activation."""
+    if not a.is_cuda or (a.numel() < LARGE and not torch.cuda.is_current_stream_capturing()):
+        return False
+    return _available(a.device) and _in_rows(a, keep)
 
 
 _available = functools.cache(kernels.available)

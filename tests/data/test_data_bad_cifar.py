@@ -56,6 +56,13 @@ def huge_pax_header(root: Path) -> None:
         file.write(header.tobuf() + bytes(BOMB))
 
 
+def long_tail_with_wrong_checksum(root: Path) -> None:
+    """Padding behind the archive's end, more than one read of it; then a checksum that does not fit."""
+    tar(keep)(root)
+    padded = gzip.decompress((root / TAR).read_bytes()).ljust(1_080_000, b"\0")
+    (root / TAR).write_bytes(flip(make.gz(padded), -8))
+
+
 def many_members(root: Path) -> None:
     make.write_tar(root / TAR, {f"{TOP}/{i}": b"" for i in range(1500)})
 
@@ -90,6 +97,7 @@ FILES = {
     "archive cut off": Case(TAR, "not a whole .tar.gz", then(tar(keep), spoil(TAR, lambda b: b[:20000]))),
     "checksum cut off": Case(TAR, "not a whole .tar.gz", then(tar(keep), spoil(TAR, lambda b: b[:-6]))),
     "checksum wrong": Case(TAR, "not a whole .tar.gz", then(tar(keep), spoil(TAR, lambda b: flip(b, -8)))),
+    "checksum wrong, far away": Case(TAR, "not a whole .tar.gz", long_tail_with_wrong_checksum),
     "member missing": Case(TAR, f"no member {TRAIN}", tar(drop(TRAIN))),
     "member name climbs": Case(TAR, f"no member {TRAIN}", tar(move(TRAIN, f"../{TRAIN}"))),
     "member name absolute": Case(TAR, f"no member {TRAIN}", tar(move(TRAIN, f"/{TRAIN}"))),

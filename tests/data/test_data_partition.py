@@ -162,6 +162,11 @@ def test_fast_dirichlet_has_the_distribution_of_the_literal_one() -> None:
     assert (np.abs(fast.mean(0) - slow.mean(0)) < 4 * error).all()
 
 
+def test_dirichlet_takes_from_the_end_of_a_pool() -> None:
+    parts = partition.split(np.zeros(10, int), "dir1", 3, classes=2)
+    assert sorted(used(parts).tolist()) == list(range(1, 10))
+
+
 def test_a_client_whose_mass_is_gone_draws_uniformly() -> None:
     """δ so small that π_k is one class in float: what is left must still be dealt out."""
     labels = balanced(1000, 10)

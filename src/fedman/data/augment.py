@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,17 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: tor
     """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
     if x.dtype != torch.uint8:
         return x.to(dtype)
-    scale = 1 / (255 * torch.tensor(std, dtype=dtype, device=x.device))
-    shift = torch.tensor(mean, dtype=dtype, device=x.device) * 255 * scale
+    scale, shift = _affine(tuple(mean), tuple(std), dtype, x.device)
     return x.to(dtype) * scale - shift
+
+
+@cache
+def _affine(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Kept on the device: a captured graph cannot copy from the host."""
+    scale = 1 / (255 * torch.tensor(std, dtype=dtype, device=device))
+    return scale, torch.tensor(mean, dtype=dtype, device=device) * 255 * scale
 
 
 def channels_first(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ _SPECS = (
         test=360,
         mean=(0.3054,),
         std=(0.3753,),
-        model="small_cnn",
+        model="mlp",
     ),
     Spec(
         name="cifar10",

@@ -138,7 +138,7 @@ def _open(url: str, have: int) -> http.client.HTTPResponse:
             raise _Complete from error
         raise
     start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    if response.status == http.client.PARTIAL_CONTENT and (not start or False):
+    if response.status == http.client.PARTIAL_CONTENT and (not start or int(start[1]) != have):
         response.close()
         return _open(url, 0)
     return response

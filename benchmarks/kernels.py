@@ -1,0 +1,300 @@
+"""The stacked kernels on a GPU: right against float64, fast against the card's ceilings.
+
+    python benchmarks/kernels.py                          # errors, time of each kernel, time of a whole SGD step
+    python benchmarks/kernels.py --tune --json tune.json  # every kernel under several tile sizes
+
+Times are medians of CUDA-graph replays (a kernel's inputs may then be in the cache, as they are in a real step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedman.kernels import StackedConvNet, activation, clip_update, conv, first, head, linear, reference
+from fedman.models import ConvNet, cifar_cnn, tiny_cnn
+
+DEVICE = torch.device("cuda")
+MODELS: dict[str, tuple[Callable[..., ConvNet], tuple[int, int, int], int]] = {
+    "cifar": (cifar_cnn, (3, 32, 32), 100),
+    "tiny": (tiny_cnn, (3, 64, 64), 200),
+}
+
+
+@dataclass
+class Case:
+    """One kernel: how to call it, the operations and least bytes of a call, tile sizes to try."""
+
+    name: str
+    call: Callable[[dict[str, Any] | None], object]
+    flops: float
+    bytes: float
+    grid: list[dict[str, Any]]
+
+
+def graph_time(call: Callable[[], object], calls: int = 20, replays: int = 7) -> float:
+    """Median microseconds of `call` inside a captured graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / calls)
+    return sorted(times)[replays // 2]
+
+
+def grid(**choices: Iterable[Any]) -> list[dict[str, Any]]:
+    """All combinations of the given values."""
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+def problem(name: str, clients: int, batch: int) -> tuple[ConvNet, tuple[int, int, int], Tensor, Tensor, Tensor]:
+    """A model, its image shape, S rows of parameters near its initial ones, random images and labels."""
+    build, shape, classes = MODELS[name]
+    model = build(shape, classes).to(DEVICE)
+    start = nn.utils.parameters_to_vector(model.parameters()).detach()
+    W = start + 0.01 * torch.randn(clients, start.numel(), device=DEVICE)
+    x = torch.randn(clients, batch, *shape[1:], shape[0], device=DEVICE)
+    return model, shape, W, x, torch.randint(classes, (clients, batch), device=DEVICE)
+
+
+def errors(name: str, precision: str) -> dict[str, Any]:
+    """Relative errors of losses and gradient against the module in float64, and whether two runs agree to the bit."""
+    model, shape, W, x, y = problem(name, 3, 50)
+    zeta = torch.tensor([0.0, 0.15, 1.0], device=DEVICE)
+    W64 = W.double().requires_grad_()
+    ce64, man64 = reference.losses(model.double(), W64, x.double(), y)
+    (grad64,) = torch.autograd.grad((ce64 + zeta * man64.sum(1)).sum(), W64)
+    net = StackedConvNet(model, shape, precision)
+    values, again = (net.gradient(W, x, y, zeta[:, None]) for _ in range(2))
+    norm = torch.linalg.vector_norm
+    row: dict[str, Any] = {"model": name, "precision": precision, "same bits": all(map(torch.equal, values, again))}
+    for key, value, exact in zip(("ce", "man", "gradient"), values, (ce64, man64, grad64), strict=True):
+        row[key] = (norm(value - exact) / norm(exact)).item()
+    return row
+
+
+def cases(name: str, clients: int, batch: int, precision: str) -> list[Case]:
+    """The kernels of one step in order, on tensors of the right shapes."""
+    model, shape, W, x, _ = problem(name, clients, batch)
+    net = StackedConvNet(model, shape, precision)
+    size = net.dtype.itemsize
+    share = torch.full((clients, batch), 1 / batch, device=DEVICE)
+    zeta = torch.full((clients,), 0.15, device=DEVICE)
+    man = torch.empty(clients, 8192, device=DEVICE)
+    dW = torch.randn_like(W)
+    out = [Case("prepare", lambda _: net.prepare(x), 0, 4 * x.numel() * (1 + size / 3), [])]
+    image = net.prepare(x)
+    for i, stage in enumerate(net.stages):
+        out += stage_cases(net, i, W, image, share, zeta, man, dW)
+        image = torch.randn(clients, batch, stage.map[0] // 2, stage.map[1] // 2, stage.out, device=DEVICE)
+        image = image.relu().to(net.dtype)
+    a = image.flatten(2)
+    for i, n in enumerate(net.widths):
+        out += linear_cases(
+            f"linear{i + 1}", net._rows(W, f"linears.{i}.weight"), a, n, share, zeta, man, net.precision
+        )
+        a = torch.randn(clients, batch, n, device=DEVICE).relu().to(net.dtype)
+    y = torch.zeros(clients, batch, dtype=torch.long, device=DEVICE)
+    logits = torch.randn(clients, batch, net.widths[-1], device=DEVICE)
+    partial = torch.randn(clients, net.layers, max(net._parts(batch)), device=DEVICE)
+    out += [
+        Case("head", lambda _: head.forward(logits, y, share, partial, net._parts(batch)),
+             0, 4 * logits.numel(), []),
+        Case("head backward", lambda _: head.backward(logits, y, share, zeta, zeta, net.dtype),
+             0, 6 * logits.numel(), []),
+    ]  # fmt: skip
+    lr = torch.tensor(0.1, device=DEVICE)
+    tiles = grid(BLOCK=[2048, 4096, 8192, 16384], num_warps=[4, 8])
+    update = Case(
+        "clip_update", lambda o: clip_update(W, dW, lr, 10.0, 1e-3, **({"options": o} if o else {})),
+        0, 16 * W.numel(), tiles,
+    )  # fmt: skip
+    return [*out, update]
+
+
+def stage_cases(
+    net: StackedConvNet, i: int, W: Tensor, x: Tensor, share: Tensor, zeta: Tensor, man: Tensor, dW: Tensor
+) -> list[Case]:
+    stage, precision, norm, strides = net.stages[i], net.precision, net._norm(W, i), net._strides(i)
+    channels, rows, bias = net._input_channels(i), net._rows(W, f"convs.{i}.weight"), net._rows(W, f"convs.{i}.bias")
+    entries, size = share.numel() * stage.map[0] * stage.map[1] * stage.out, net.dtype.itemsize
+    w = conv.pack(rows, stage, channels, precision)
+    flops = 2.0 * entries * channels * stage.kernel**2
+    weights = w.numel() * size
+    small = share.numel() * stage.pooled * stage.out * (size + 1)
+    read = x.numel() * size
+    label, chunk = f"conv{i + 1}", stage.windows
+    out = [Case(f"{label} pack", lambda _: conv.pack(rows, stage, channels, precision), 0, 3 * weights, [])]
+    if i == 0:
+        pooled, arg, stats = first.forward(stage, x, w, norm, share, man, strides, precision)
+        d = torch.randn_like(pooled)
+        part, _ = first.backward(stage, x, w, norm, share, d, arg, stats, zeta, strides, precision)
+        chunks = [chunk] if norm else [64, 128, 256]
+        tiles = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3])
+        chunks = [chunk] if norm else [256, 512, 1024]
+        back = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3])
+        out += [
+            Case(f"{label} stage forward",
+                 lambda o: first.forward(stage, x, w, norm, share, man, strides, precision, o),
+                 flops, read + weights + small, tiles),
+            Case(f"{label} stage backward",
+                 lambda o: first.backward(stage, x, w, norm, share, d, arg, stats, zeta, strides, precision, o),
+                 2 * flops, read + weights + small, back),
+        ]  # fmt: skip
+    else:
+        z = conv.forward(stage, x, w, bias, precision)
+        pooled, arg, stats = activation.forward(stage, z, norm, share, man, strides)
+        d = torch.randn_like(pooled)
+        dz, _, _ = activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides)
+        part = conv.weight_gradient(stage, x, dz, precision)
+        tiles = grid(BM=[64, 128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4], CACHED=[False, True])
+        pixel_tiles = grid(BM=[8, 16, 32, 64], CHUNK=[chunk], num_warps=[2, 4, 8], num_stages=[2])
+        if not norm:
+            pixel_tiles = [t | {"CHUNK": t["BM"]} for t in pixel_tiles]
+        wide = grid(
+            BK=[64, 128],
+            BN=[128, 256],
+            BO=[64],
+            num_warps=[4, 8],
+            num_stages=[2, 3],
+            SPLITS=[1, 2],
+            CACHED=[False, True],
+        )
+        out += [
+            Case(f"{label} forward", lambda o: conv.forward(stage, x, w, bias, precision, o),
+                 flops, read + weights + entries * size, tiles),
+            Case(f"{label} activation", lambda o: activation.forward(stage, z, norm, share, man, strides, o),
+                 0, entries * size + small, pixel_tiles),
+            Case(f"{label} activation backward",
+                 lambda o: activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides, o),
+                 0, 2 * entries * size + small, pixel_tiles),
+            Case(f"{label} weight gradient", lambda o: conv.weight_gradient(stage, x, dz, precision, o),
+                 flops, read + entries * size, wide),
+            Case(f"{label} input gradient", lambda o: conv.input_gradient(stage, dz, w, precision, o),
+                 flops, read + weights + entries * size, tiles),
+        ]  # fmt: skip
+    target = net._rows(dW, f"convs.{i}.weight")
+    total = 4 * (part.numel() + part[:, 0].numel())
+    return [*out, Case(f"{label} unpack", lambda _: conv.unpack(part, target, stage, channels), 0, total, [])]
+
+
+def linear_cases(
+    label: str, rows: Tensor, a: Tensor, n: int, share: Tensor, zeta: Tensor, man: Tensor, precision: str
+) -> list[Case]:
+    clients, batch, i = a.shape
+    dz = torch.randn(clients, batch, n, device=DEVICE).to(a.dtype)
+    flops, moved = 2.0 * clients * batch * i * n, 4.0 * clients * i * n
+    into = torch.empty_like(rows)
+
+    def chosen(o: dict[str, Any] | None) -> dict[str, Any]:
+        return {"options": o} if o else {}
+
+    return [
+        Case(f"{label} forward",
+             lambda o: linear.forward(a, rows, n, True, share, man, precision, **chosen(o)), flops, moved,
+             grid(BM=[64], BN=[16, 32], BK=[64, 128], num_warps=[4], num_stages=[4, 5, 6, 8])),
+        Case(f"{label} weight gradient",
+             lambda o: linear.weight_gradient(dz, a, into, precision, **chosen(o)), flops, moved,
+             grid(BM=[64, 128], BN=[64, 128], BK=[64], num_warps=[4, 8], num_stages=[1])),
+        Case(f"{label} input gradient",
+             lambda o: linear.input_gradient(dz, rows, a, zeta, share, precision, **chosen(o)), flops, moved,
+             grid(BM=[64], BN=[32, 64], BK=[32, 64], num_warps=[4], num_stages=[4, 6])),
+    ]  # fmt: skip
+
+
+def step_time(name: str, clients: int, precision: str, batch: int = 50) -> float:
+    """Microseconds of a whole SGD step (losses, gradient, clip, decay, update) in a captured graph."""
+    model, shape, W, x, y = problem(name, clients, batch)
+    net = StackedConvNet(model, shape, precision)
+    zeta, lr = torch.full((clients, 1), 0.15, device=DEVICE), torch.tensor(0.01, device=DEVICE)
+
+    def step() -> None:
+        _, _, grad = net.gradient(W, x, y, zeta)
+        clip_update(W, grad, lr, 10.0, 1e-3, out=W)
+
+    return graph_time(step, calls=5)
+
+
+def ceilings() -> tuple[float, float]:
+    """Measured bf16 matrix rate (TFLOP/s) and copy bandwidth (TB/s)."""
+    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    big = torch.randn(2**29, device=DEVICE)
+    to = torch.empty_like(big)
+    product = 2 * 8192**3 / graph_time(lambda: a @ a, 5) / 1e6
+    return product, 8 * big.numel() / graph_time(lambda: torch.add(big, 1.0, out=to), 5) / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["cifar"], choices=list(MODELS))
+    parser.add_argument("--clients", nargs="+", type=int, default=[10, 22, 90])
+    parser.add_argument("--precision", nargs="+", default=["bf16"], choices=["bf16", "tf32", "ieee"])
+    parser.add_argument("--check", nargs="*", default=["ieee", "tf32", "bf16"], help="precisions to check")
+    parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
+    parser.add_argument("--tune", action="store_true", help="try several tile sizes for each kernel")
+    parser.add_argument("--json", type=Path, help="write all numbers there")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    rate, bandwidth = ceilings()
+    print(f"{torch.cuda.get_device_name()}: {rate:.0f} TFLOP/s bf16, {bandwidth:.2f} TB/s copy")
+    record: dict[str, Any] = {"rate": rate, "bandwidth": bandwidth, "errors": [], "kernels": [], "steps": []}
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=1))
+
+    for name, precision in itertools.product(args.model, args.check):
+        record["errors"].append(errors(name, precision))
+        print({k: f"{v:.1e}" if isinstance(v, float) else v for k, v in record["errors"][-1].items()}, flush=True)
+    for name, precision, clients in itertools.product(args.model, args.precision, args.clients):
+        time = step_time(name, clients, precision)
+        record["steps"].append({"model": name, "precision": precision, "clients": clients, "us": time})
+        print(f"{name} {precision} S={clients}: {time:.0f} µs a step, {time / clients:.1f} a client", flush=True)
+        save()
+        for case in cases(name, clients, 50, precision):
+            if not any(part in case.name for part in args.only):
+                continue
+            rows = []
+            for options in [None, *(case.grid if args.tune else [])]:
+                try:
+                    time = graph_time(lambda options=options, case=case: case.call(options))
+                except Exception as error:  # a tile that does not fit the card
+                    print(f"    {case.name} {options}: {type(error).__name__} {str(error)[:100]}")
+                    continue
+                rows.append({"us": time, "options": options})
+            rows.sort(key=lambda row: row["us"])
+            for row in rows:
+                row |= {"model": name, "precision": precision, "clients": clients, "kernel": case.name}
+            record["kernels"] += rows
+            default = next(row["us"] for row in rows if row["options"] is None)
+            print(
+                f"  {case.name:28s} {default:7.1f} µs  {case.flops / default / 1e6:6.1f} TFLOP/s "
+                f"{case.bytes / default / 1e6:5.2f} TB/s",
+                *(f"| {row['us']:.1f} {list((row['options'] or {}).values())}" for row in rows[:3] if args.tune),
+                flush=True,
+            )
+            save()
+
+
+if __name__ == "__main__":
+    main()

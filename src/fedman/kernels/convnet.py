@@ -1,0 +1,219 @@
+"""A `ConvNet` for S clients at once, each with its own row of parameters, on the kernels of this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedman.errors import UserError
+from fedman.kernels import activation, conv, first, head, linear
+from fedman.kernels.aside import Aside
+from fedman.kernels.stage import STORAGE, Stage
+from fedman.models import ConvNet
+
+
+class StackedConvNet:
+    """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
+
+    `precision` is that of the products: "bf16", "tf32" or "ieee" (exact fp32). Sums, statistics, parameters and
+    gradients are fp32 throughout; activations are stored in bf16 or fp32 accordingly.
+
+    >>> net = StackedConvNet(cifar_cnn((3, 32, 32), 100), (3, 32, 32), "bf16")
+    >>> ce, man = net.losses(W, x, y)            # [S], [S, 5]; x [S, B, 32, 32, 3], y [S, B]
+    >>> (grad,) = torch.autograd.grad((ce + zeta * man.sum(1)).sum(), W)
+    """
+
+    def __init__(self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16") -> None:
+        if precision not in STORAGE:
+            raise UserError(f"precision: {precision!r} is not one of {', '.join(STORAGE)}")
+        if not self.supports(model, shape):
+            raise UserError(f"model: the stacked kernels do not serve this {type(model).__name__}")
+        self.precision = precision
+        self.dtype = STORAGE[precision]
+        self.offsets: dict[str, int] = {}
+        self.size = 0
+        for name, parameter in model.named_parameters():
+            self.offsets[name] = self.size
+            self.size += parameter.numel()
+        self.channels, height, width = shape
+        self.padding: int = cast(nn.Conv2d, model.convs[0]).padding[0]  # type: ignore[assignment]
+        self.stages: list[Stage] = []
+        held = first.padded_channels(self.channels)
+        layer: Any
+        for i, (layer, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
+            groups, eps = (norm.num_groups, norm.eps) if isinstance(norm, nn.GroupNorm) else (0, 0.0)
+            border = layer.padding[0] if i == 0 else 0  # the first stage's images hold their padding
+            stage = Stage(
+                height + 2 * border, width + 2 * border, held, layer.out_channels, layer.kernel_size[0],
+                layer.padding[0] - border, groups, eps,
+            )  # fmt: skip
+            self.stages.append(stage)
+            (height, width), held = (n // 2 for n in stage.map), stage.out
+        self.widths: list[int] = [layer.out_features for layer in cast("list[nn.Linear]", model.linears)]
+        self.layers = len(self.stages) + len(self.widths)
+
+    @staticmethod
+    def supports(model: nn.Module, shape: tuple[int, ...]) -> bool:
+        """Whether the kernels serve `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
+        convs have 16, 32, 64 or 128 outputs and whose groups, if any, are a power of two."""
+        if not isinstance(model, ConvNet) or len(shape) != 3 or not len(model.convs):
+            return False
+        convs = cast("list[nn.Conv2d]", list(model.convs))
+        kernel = convs[0].kernel_size[0]
+        return kernel * (kernel + 1) * first.padded_channels(shape[0]) <= 256 and all(
+            layer.out_channels in (16, 32, 64, 128)
+            and layer.kernel_size[0] == layer.kernel_size[1]
+            and layer.padding in [(n, n) for n in range(layer.kernel_size[0])]
+            and layer.bias is not None
+            and (not isinstance(norm, nn.GroupNorm) or norm.num_groups & (norm.num_groups - 1) == 0)
+            for layer, norm in zip(convs, model.norms, strict=True)
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Images [..., H, W, C] as the kernels hold them; `losses` does it itself for images not prepared."""
+        return first.prepare(x, self.padding, self.dtype)
+
+    def losses(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cross-entropy [S] and MAN terms [S, L] (mean squares of hidden ReLU outputs before pooling, and of logits).
+
+        W [S, P], x [S, B, H, W, C] channels last (or prepared), y [S, B]. Means over the batch are weighted by
+        `weight` [S, B] ≥ 0 if given; a client whose weights are all zero has loss zero.
+        """
+        return _Losses.apply(W, self._images(x), y, self._share(y, weight), self)
+
+    def gradient(
+        self, W: Tensor, x: Tensor, y: Tensor, zeta: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy [S], MAN terms [S, L] and the gradient [S, P] of CE + Σ_l ζ·MAN_l, without autograd.
+
+        `zeta` holds one value, one a client [S, 1], or one a client and layer [S, L].
+        """
+        share = self._share(y, weight)
+        ce, man, kept = self._forward(W, self._images(x), y, share)
+        dce = share.new_ones(1).expand(len(W))
+        return ce, man, self._backward(kept, dce, zeta.to(torch.float32).expand_as(man))
+
+    def _images(self, x: Tensor) -> Tensor:
+        return (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
+
+    def _share(self, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Each sample's part of its client's batch mean, [S, B]."""
+        if weight is None:
+            return torch.full(y.shape, 1.0 / y.shape[1], device=y.device)
+        return weight / weight.sum(1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+
+    def _rows(self, flat: Tensor, name: str) -> Tensor:
+        """The rows of parameters (or gradients) from parameter `name` on."""
+        return flat[:, self.offsets[name] :]
+
+    def _norm(self, flat: Tensor, i: int) -> tuple[Tensor, Tensor] | None:
+        if not self.stages[i].groups:
+            return None
+        return self._rows(flat, f"norms.{i}.weight"), self._rows(flat, f"norms.{i}.bias")
+
+    def _strides(self, i: int) -> tuple[int, int]:
+        """Strides of pixel and channel after stage i: channels last, but channels first before the linear layers,
+        whose weights expect a flattened [C, H, W]."""
+        return (self.stages[i].out, 1) if i < len(self.stages) - 1 else (1, self.stages[i].pooled)
+
+    def _input_channels(self, i: int) -> int:
+        return self.channels if i == 0 else self.stages[i].channels
+
+    def _parts(self, batch: int) -> tuple[int, ...]:
+        """How many partial MAN sums each layer writes for a client."""
+        convs = [activation.chunks(stage, batch, activation.launch(stage)) for stage in self.stages]
+        convs[0] = first.chunks(self.stages[0], batch, first.launch(self.stages[0], self.precision, backward=False))
+        return (*convs, *(linear.blocks(batch, n) for n in self.widths))
+
+    def _forward(self, W: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Kept]:
+        """Losses, and what the backward pass needs."""
+        W, y = W.detach().contiguous(), y.contiguous()
+        parts = self._parts(y.shape[1])
+        partial = share.new_empty(len(W), self.layers, max(parts))
+        kept = _Kept(W, y, share, [x], [], [], [], [])
+        for i, stage in enumerate(self.stages):
+            packed = conv.pack(self._rows(W, f"convs.{i}.weight"), stage, self._input_channels(i), self.precision)
+            norm, strides, man, z = self._norm(W, i), self._strides(i), partial[:, i], x
+            if i == 0:
+                out = first.forward(stage, x, packed, norm, share, man, strides, self.precision)
+            else:
+                bias = self._rows(W, f"convs.{i}.bias")
+                z = conv.forward(stage, self._image(kept, i), packed, bias, self.precision)
+                out = activation.forward(stage, z, norm, share, man, strides)
+            for store, value in zip(
+                (kept.packed, kept.maps, kept.inputs, kept.places, kept.stats), (packed, z, *out), strict=True
+            ):
+                store.append(value)
+        for i, width in enumerate(self.widths):
+            rows, hidden = self._rows(W, f"linears.{i}.weight"), i < len(self.widths) - 1
+            man = partial[:, len(self.stages) + i]
+            kept.inputs.append(linear.forward(kept.inputs[-1], rows, width, hidden, share, man, self.precision))
+        return *head.forward(kept.inputs[-1], y, share, partial, parts), kept
+
+    def _backward(self, kept: _Kept, dce: Tensor, dman: Tensor) -> Tensor:
+        """The gradient [S, P] for gradients dce [S] and dman [S, L]; each layer writes its own place in it."""
+        W, share, precision, convs = kept.W, kept.share, self.precision, len(self.stages)
+        dW, aside = torch.empty_like(W), Aside(W.device)
+        d = head.backward(kept.inputs[-1], kept.y, share, dce, dman[:, -1], self.dtype)
+        for i in reversed(range(len(self.widths))):
+            name, a = f"linears.{i}.weight", kept.inputs[convs + i]
+            with aside.work(d):
+                linear.weight_gradient(d, a, self._rows(dW, name), precision)
+            term = dman[:, convs + i - 1] if i else None
+            d = linear.input_gradient(d, self._rows(W, name), a, term, share, precision)
+        for i in reversed(range(convs)):
+            stage, packed, known = self.stages[i], kept.packed[i], (kept.places[i], kept.stats[i])
+            norm, strides, rows = self._norm(W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
+            if i == 0:
+                part, npart = first.backward(
+                    stage, kept.maps[0], packed, norm, share, d, *known, dman[:, 0], strides, precision
+                )
+                conv.unpack(part, rows, stage, self.channels)
+            else:
+                d, bpart, npart = activation.backward(stage, kept.maps[i], norm, share, d, *known, dman[:, i], strides)
+                with aside.work(d, bpart):
+                    torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
+                    part = conv.weight_gradient(stage, self._image(kept, i), d, precision)
+                    conv.unpack(part, rows, stage, stage.channels)
+                d = conv.input_gradient(stage, d, packed, precision)
+            if norm:
+                with aside.work(npart):
+                    torch.sum(npart.flatten(2), 1, out=self._rows(dW, f"norms.{i}.weight")[:, : 2 * stage.out])
+        aside.join()
+        return dW
+
+    def _image(self, kept: _Kept, i: int) -> Tensor:
+        stage = self.stages[i]
+        return kept.inputs[i].view(*kept.y.shape, stage.height, stage.width, stage.channels)
+
+
+@dataclass
+class _Kept:
+    """Parameters and labels; the input of every layer; of every conv its packed weights, map, maxima, statistics."""
+
+    W: Tensor
+    y: Tensor
+    share: Tensor
+    inputs: list[Tensor]
+    packed: list[Tensor]
+    maps: list[Tensor]
+    places: list[Tensor]
+    stats: list[Tensor]
+
+
+class _Losses(torch.autograd.Function):
+    """The whole model as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, x: Tensor, y: Tensor, share: Tensor, net: StackedConvNet) -> tuple[Tensor, Tensor]:
+        ce, man, ctx.kept = net._forward(W, x, y, share)
+        ctx.net = net
+        return ce, man
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dce: Tensor, dman: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.net._backward(ctx.kept, dce, dman), None, None, None, None

@@ -1,0 +1,78 @@
+"""The two passes of a tap (`fedman.tap`) on a GPU: the sum of squares of each row; the gradient of ReLU and tap in one.
+
+Tensors are seen as rows of n entries in the order of memory, whatever the layout inside a row.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _squares(a, s, n, total, BLOCK: tl.constexpr, SUM: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    entries = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), SUM)
+    for start in range(0, n, BLOCK):
+        v = tl.load(a + row * n + start + entries, mask=start + entries < n, other=0.0).to(SUM)
+        acc += v * v
+    tl.store(s + row, tl.sum(acc, 0) / total)
+
+
+@triton.jit
+def _gradient(
+    grad_a,
+    a,
+    grad_s,
+    out,
+    n,
+    stride_s,
+    total,
+    GIVEN: tl.constexpr,
+    RELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entries < n
+    at = row * n + entries
+    v = tl.load(a + at, mask=inside).to(SUM)
+    g = v * (2 * tl.load(grad_s + row * stride_s).to(SUM) / total)
+    if GIVEN:
+        above = tl.load(grad_a + at, mask=inside).to(SUM)
+        g += tl.where(v <= 0, 0.0, above) if RELU else above
+    tl.store(out + at, g, mask=inside)
+
+
+def squares(a: Tensor, keep: int, total: int) -> Tensor:
+    """s = Σ a²/total over all dimensions but the first `keep`."""
+    s = torch.empty(a.shape[:keep], device=a.device, dtype=_sum_dtype(a))
+    rows, n = s.numel(), a.numel() // s.numel()
+    block = min(triton.next_power_of_2(n), 4096)
+    _squares[(rows,)](a, s, n, total, BLOCK=block, SUM=_SUMS[s.dtype], num_warps=max(1, block // 256))
+    return s
+
+
+def gradient(grad_a: Tensor | None, a: Tensor, grad_s: Tensor, total: int, relu: bool) -> Tensor:
+    """[a > 0]·grad_a + (2/total)·grad_s·a; without the bracket if not `relu`. `grad_a` lies in memory as `a` does."""
+    grad_s = grad_s.reshape(-1)
+    out = torch.empty_like(a)
+    rows, n = grad_s.numel(), a.numel() // grad_s.numel()
+    block = min(triton.next_power_of_2(n), 512)
+    _gradient[(triton.cdiv(n, block), rows)](
+        grad_a, a, grad_s, out, n, grad_s.stride(0), total, grad_a is not None, relu,
+        BLOCK=block, SUM=_SUMS[_sum_dtype(a)],
+    )  # fmt: skip
+    return out
+
+
+_SUMS = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def _sum_dtype(a: Tensor) -> torch.dtype:
+    return torch.float64 if a.dtype == torch.float64 else torch.float32

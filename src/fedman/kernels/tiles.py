@@ -1,0 +1,119 @@
+"""What the kernels share: products in the chosen precision, ReLU, pool windows, GroupNorm statistics.
+
+Shapes: a stage maps images [S, B, H, W, C] (channels last) to a map [S, B, OH, OW, O] and pools it. A tile is
+`BM` 2×2 windows by all O channels; the windows of one client are numbered n = (b, window row, window column).
+An odd map has incomplete windows at its edge: they count in MAN and have no pooled value.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a·b with fp32 accumulation; operands as bf16, as TF32, or exact ("ieee").
+
+    The interpreter has no product of bf16 values: it rounds the operands and multiplies in fp32.
+    """
+    if PRECISION == "bf16" and INTERPRETED:
+        return tl.dot(a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32), acc)
+    elif PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def run(N: tl.constexpr, CACHED: tl.constexpr):
+    """0..N−1 as indices of contiguous bf16 values; CACHED hides all but runs of four from the compiler.
+
+    Asynchronous loads of 16 bytes go around the L1 cache and those of 8 bytes through it, where neighbouring taps
+    of a convolution find most of their pixels again.
+    """
+    i = tl.arange(0, N)
+    if CACHED:
+        i = i // 4 * 4 + i % 4
+    return i
+
+
+@triton.jit
+def relu(z):
+    """max(z, 0) that keeps NaN: a diverged client must show in its loss."""
+    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def window(n, WH: tl.constexpr, WW: tl.constexpr):
+    """Sample of the windows n, and row and column in the map of their first position."""
+    p = n % (WH * WW)
+    return n // (WH * WW), 2 * (p // WW), 2 * (p % WW)
+
+
+@triton.jit
+def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Offsets [BM, O] of the pooled values of windows n in one client's tensor, and which windows have one."""
+    b, row, column = window(n, (OH + 1) // 2, (OW + 1) // 2)
+    pixel = row // 2 * (OW // 2) + column // 2
+    at = b[:, None] * ((OH // 2) * (OW // 2) * O) + pixel[:, None] * stride_px + c[None, :] * stride_c
+    return at, (row + 1 < OH) & (column + 1 < OW)
+
+
+@triton.jit
+def keep_max(a, best, place, q: tl.constexpr):
+    """One step of the pool of values a ≥ 0: best starts at 0 and place at 4, which stands for 'none is positive'.
+
+    The first of equal values wins, as in PyTorch: flat patches of an image give equal values.
+    """
+    return tl.maximum(a, best, propagate_nan=tl.PropagateNan.ALL), tl.where(a > best, q, place)
+
+
+@triton.jit
+def affine(z, scale, shift, G: tl.constexpr):
+    """The normalised map, z·scale + shift by channel; z itself without GroupNorm."""
+    if G > 0:
+        return z * scale[None, :] + shift[None, :]
+    else:
+        return z
+
+
+@triton.jit
+def activation_gradient(y, g, place, q: tl.constexpr, coef):
+    """dF/dy at position q: the pooled gradient g where q was the (positive) maximum, and MAN's dense 2ζ/n·relu(y)."""
+    return tl.where(place == q, g, 0.0) + coef * tl.maximum(y, 0.0)
+
+
+@triton.jit
+def incoming(
+    grad, arg, share, strength, n, end, c, stride_px, stride_c,
+    OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """What the backward pass knows of windows n: pooled gradient, place of the maximum, MAN's 2ζ·share/n."""
+    inside = n < end
+    at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
+    g = tl.load(grad + at, mask=(inside & complete)[:, None], other=0.0).to(tl.float32)
+    place = tl.load(arg + n[:, None] * O + c[None, :], mask=inside[:, None], other=4)
+    b = n // (((OH + 1) // 2) * ((OW + 1) // 2))
+    coef = strength / (OH * OW * O) * tl.load(share + b, mask=inside, other=0.0)
+    return g, place, coef[:, None]
+
+
+@triton.jit
+def group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
+    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
+
+
+@triton.jit
+def moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
+    mean = group_sum(total, G, O) / entries
+    variance = group_sum(squares, G, O) / entries - mean * mean
+    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)

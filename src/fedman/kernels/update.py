@@ -1,0 +1,67 @@
+"""Clip, weight decay and SGD update of S clients' flat parameters in two passes over memory.
+
+w ← w − η·(g·min(1, C/(‖g‖ + 1e-6)) + λ·w), the norm taken over each row. The first pass writes partial sums of
+squares; the second adds them in a fixed order, so the same bits come out on every run.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedman.kernels.stage import Launch
+
+OPTIONS: Launch = {"BLOCK": 8192, "num_warps": 8}
+
+
+@triton.jit
+def _squares(g, part, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+    s = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(g + tl.multiple_of(s * P, ALIGN) + i, mask=i < P, other=0.0)
+    tl.store(part + s * tl.num_programs(0) + tl.program_id(0), tl.sum(v * v, 0))
+
+
+@triton.jit
+def _update(
+    w, g, out, part, lr, clip, decay, lr_stride,
+    P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    s = tl.program_id(1).to(tl.int64)
+    p = tl.arange(0, ROWS)
+    norm = tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
+    factor = clip / (norm + 1e-6)
+    factor = tl.where(factor > 1.0, 1.0, factor)
+    eta = tl.load(lr + s * lr_stride)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.multiple_of(s * P, ALIGN) + i
+    v = tl.load(w + at, mask=i < P)
+    d = tl.load(g + at, mask=i < P)
+    tl.store(out + at, v - (eta * factor) * d - (eta * decay) * v, mask=i < P)
+
+
+def clip_update(
+    w: Tensor, g: Tensor, lr: Tensor, clip: float = math.inf, decay: float = 0.0,
+    out: Tensor | None = None, options: Launch = OPTIONS,
+) -> Tensor:  # fmt: skip
+    """`w − lr·(g·min(1, clip/(‖g‖ + 1e-6)) + decay·w)` for rows of fp32 `w` and `g` [S, P].
+
+    `lr` is a tensor on the device, of one value or of one a row [S]. `out` may be `w`.
+    """
+    w, g = w.contiguous(), g.contiguous()
+    clients, size = w.shape
+    out = torch.empty_like(w) if out is None else out
+    parts = triton.cdiv(size, options["BLOCK"])
+    part = w.new_empty(clients, parts)
+    constants = {"P": size, "ALIGN": math.gcd(size, 4), **options}
+    _squares[(parts, clients)](g, part, **constants)
+    _update[(parts, clients)](
+        w, g, out, part, lr, clip, decay, lr.stride(0) if lr.numel() > 1 else 0,
+        PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
+    )  # fmt: skip
+    return out

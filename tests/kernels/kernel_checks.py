@@ -1,0 +1,30 @@
+"""What the tests of the kernels share: tolerances and the comparison with a float64 reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INTERPRETED = not torch.cuda.is_available()
+
+PRECISIONS = ["ieee", "bf16"] if INTERPRETED else ["ieee", "bf16", "tf32"]  # interpreted, tf32 is ieee
+
+TOLERANCE = {
+    "ieee": 2e-6,
+    "tf32": 2e-6 if INTERPRETED else 2e-3,
+    "bf16": 4e-2 if INTERPRETED else 1e-2,  # the interpreter cuts the mantissa off instead of rounding
+}
+
+
+def relative(value: Tensor, reference: Tensor) -> float:
+    """‖value − reference‖ / ‖reference‖ in float64; infinite where the shapes differ or a NaN hides."""
+    if value.shape != reference.shape or not torch.isfinite(value).all():
+        return float("inf")
+    value, reference = value.double(), reference.double()
+    return ((value - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+
+
+def shares(clients: int, batch: int, device: torch.device) -> Tensor:
+    """Each sample's part of its batch: uneven, with sum one."""
+    weight = torch.rand(clients, batch, device=device) + 0.1
+    return weight / weight.sum(1, keepdim=True)

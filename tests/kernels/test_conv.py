@@ -1,0 +1,82 @@
+"""Stacked convolution against `reference.convolution` and its autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_checks import PRECISIONS, TOLERANCE, relative
+
+from fedman.kernels import conv, reference
+from fedman.kernels.stage import STORAGE, Stage
+
+# clients, batch, stage: odd maps, batches that leave tiles partly empty, padding, several channel blocks
+CASES = [
+    (1, 1, Stage(6, 6, 16, 16, 5, 0)),
+    (3, 7, Stage(5, 6, 16, 32, 3, 0)),
+    (2, 50, Stage(3, 4, 32, 16, 3, 1)),
+    (1, 2, Stage(3, 2, 128, 128, 1, 0)),
+    (1, 1, Stage(4, 3, 16, 16, 3, 2)),
+]
+
+
+def problem(clients: int, batch: int, stage: Stage, device: torch.device, precision: str) -> tuple[torch.Tensor, ...]:
+    dtype = STORAGE[precision]
+    x = torch.randn(clients, batch, stage.height, stage.width, stage.channels, device=device).to(dtype)
+    dz = torch.randn(clients, batch, *stage.map, stage.out, device=device).to(dtype)
+    size = stage.out * stage.channels * stage.kernel**2
+    rows = torch.randn(clients, size + stage.out + 3, device=device)  # three more, as if layers followed
+    return x, rows, dz
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("clients", "batch", "stage"), CASES)
+def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str, device: torch.device) -> None:
+    x, rows, dz = problem(clients, batch, stage, device, precision)
+    shape = torch.Size((clients, stage.out, stage.channels, stage.kernel, stage.kernel))
+    size = shape[1:].numel()
+    x64 = x.double().requires_grad_()
+    w64 = rows[:, :size].double().view(shape).requires_grad_()
+    bias = rows[:, size : size + stage.out]
+    z64 = reference.convolution(x64, w64, bias.double(), stage.padding)
+    dx64, dw64 = torch.autograd.grad(z64, (x64, w64), dz.double())
+
+    packed = conv.pack(rows, stage, stage.channels, precision)
+    z = conv.forward(stage, x, packed, rows[:, size:], precision)
+    dx = conv.input_gradient(stage, dz, packed, precision)
+    out = torch.full_like(rows, torch.nan)
+    conv.unpack(conv.weight_gradient(stage, x, dz, precision), out, stage, stage.channels)
+
+    assert relative(z, z64) < TOLERANCE[precision]
+    assert relative(dx, dx64) < TOLERANCE[precision]
+    assert relative(out[:, :size], dw64.flatten(1)) < TOLERANCE[precision]
+    assert out[:, size:].isnan().all()  # nothing written beyond the weights
+
+
+@pytest.mark.parametrize("splits", [1, 3, 12])
+def test_split_sums(splits: int, device: torch.device) -> None:
+    """Any number of pixel ranges, also more than there are tiles, gives the same gradient, the same bits each time."""
+    stage = Stage(6, 6, 16, 16, 2, 1)
+    x, _, dz = problem(1, 5, stage, device, "ieee")
+    options = {"BK": 32, "BN": 32, "BO": 16, "SPLITS": splits, "num_warps": 4, "num_stages": 2, "CACHED": True}
+    expected = conv.weight_gradient(stage, x, dz, "ieee").sum(1)
+    parts = conv.weight_gradient(stage, x, dz, "ieee", options)
+    assert parts.shape[1] == splits
+    assert relative(parts.sum(1), expected) < TOLERANCE["ieee"]
+    assert torch.equal(parts, conv.weight_gradient(stage, x, dz, "ieee", options))
+
+
+def test_pack_of_pairs(device: torch.device) -> None:
+    """The first stage's weights: twice in a patch of k × (k + 1) pixels, one pixel apart; `unpack` adds both."""
+    stage = Stage(8, 8, 4, 16, 3, 0)  # three image channels and the ones
+    rows = torch.randn(2, 16 * 27 + 16, device=device)
+    packed = conv.pack(rows, stage, 3, "ieee")
+    assert packed.shape == (2, 2, 16, 64)
+    taps = packed[..., :48].unflatten(-1, (3, 4, 4))
+    expected = rows[:, : 16 * 27].view(2, 16, 3, 3, 3).permute(0, 1, 3, 4, 2)
+    for right in (0, 1):
+        assert torch.equal(taps[:, right, :, :, right : right + 3, :3], expected)
+        assert torch.equal(taps[:, right, :, 1, right + 1, 3], rows[:, 16 * 27 :])
+    assert packed.count_nonzero() == 2 * rows.count_nonzero()
+    back = torch.full_like(rows, torch.nan)
+    conv.unpack(torch.cat([packed, 2 * packed], 1), back, stage, 3)
+    torch.testing.assert_close(back, 6 * rows)

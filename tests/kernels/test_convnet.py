@@ -1,0 +1,122 @@
+"""The stacked model against the module itself, run client by client in float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernel_checks import PRECISIONS, TOLERANCE, relative
+from torch import Tensor, nn
+
+from fedman.errors import UserError
+from fedman.kernels import StackedConvNet, available, reference
+from fedman.models import MLP, ConvNet, cifar_cnn, small_cnn, tiny_cnn
+
+# clients, batch, image shape, classes, model: the paper's two forms in small, odd maps, one stage
+CASES = {
+    "cifar": (3, 2, (3, 16, 16), 10, {"channels": (16, 32), "kernel": 5, "hidden": (24, 20)}),
+    "tiny": (2, 3, (3, 8, 8), 7, {"channels": (16,) * 3, "kernel": 3, "padding": 1, "groups": 4, "hidden": (20, 12)}),
+    "odd": (1, 2, (1, 12, 13), 3, {"channels": (16, 16), "kernel": 3, "hidden": (8,)}),
+    "one stage, batch 50": (1, 50, (1, 5, 5), 2, {"channels": (16,), "kernel": 3, "hidden": ()}),
+}
+WEIGHTED = [("cifar", False), ("cifar", True), ("tiny", True), ("odd", False), ("one stage, batch 50", False)]
+
+
+def problem(name: str, device: torch.device) -> tuple[ConvNet, tuple[int, int, int], Tensor, Tensor, Tensor]:
+    clients, batch, shape, classes, options = CASES[name]
+    model = ConvNet(shape, classes, **options).to(device)
+    start = nn.utils.parameters_to_vector(model.parameters()).detach()
+    W = start + 0.05 * torch.randn(clients, start.numel(), device=device)
+    x = torch.randn(clients, batch, *shape[1:], shape[0], device=device)
+    return model, shape, W, x, torch.randint(classes, (clients, batch), device=device)
+
+
+def objective(losses: tuple[Tensor, Tensor], zeta: Tensor) -> Tensor:
+    ce, man = losses
+    return (ce + zeta * man.sum(1)).sum()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("name", "weighted"), WEIGHTED)
+def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: torch.device) -> None:
+    model, shape, W, x, y = problem(name, device)
+    weight = (torch.rand(y.shape, device=device) < 0.7).float() if weighted else None
+    if weight is not None:
+        weight[:, 0] = 1.0
+    zeta = torch.rand(len(W), device=device)
+    W64 = W.double().requires_grad_()
+    expected = reference.losses(model.double(), W64, x.double(), y, None if weight is None else weight.double())
+    (grad64,) = torch.autograd.grad(objective(expected, zeta), W64)
+
+    net = StackedConvNet(model, shape, precision)
+    W.requires_grad_()
+    losses = net.losses(W, x, y, weight)
+    (grad,) = torch.autograd.grad(objective(losses, zeta), W)
+    assert grad.dtype == torch.float32
+    for value, reference64 in zip((*losses, grad), (*expected, grad64), strict=True):
+        assert relative(value, reference64) < 5 * TOLERANCE[precision]
+    for value, direct in zip((*losses, grad), net.gradient(W, x, y, zeta[:, None], weight), strict=True):
+        assert torch.equal(value, direct)
+    if precision == "ieee":
+        sizes = [p.numel() for p in model.parameters()]
+        for piece, piece64 in zip(grad.split(sizes, 1), grad64.split(sizes, 1), strict=True):
+            assert relative(piece, piece64) < 2e-5  # no parameter hides behind the others
+
+
+def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
+    """The same bits on a second run, from prepared images, and for a client alone."""
+    model, shape, W, x, y = problem("tiny", device)
+    net = StackedConvNet(model, shape, "bf16")
+
+    def run(rows: slice, images: Tensor) -> list[Tensor]:
+        w = W[rows].clone().requires_grad_()
+        losses = net.losses(w, images[rows], y[rows])
+        return [
+            *losses,
+            *torch.autograd.grad(objective(losses, torch.full((len(w),), 0.15, device=device)), w),
+        ]
+
+    everyone = run(slice(None), x)
+    assert all(map(torch.equal, everyone, run(slice(None), x)))
+    assert all(map(torch.equal, everyone, run(slice(None), net.prepare(x))))
+    for value, alone in zip(everyone, run(slice(1, 2), x), strict=True):
+        torch.testing.assert_close(value[1:2], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_client_without_samples(device: torch.device) -> None:
+    """All weights zero (an empty place in a chunk): loss zero and gradient zero, neighbours untouched."""
+    model, shape, W, x, y = problem("cifar", device)
+    net = StackedConvNet(model, shape, "ieee")
+    weight = torch.ones(y.shape, device=device)
+    weight[1] = 0.0
+    W.requires_grad_()
+    ce, man = net.losses(W, x, y, weight)
+    (grad,) = torch.autograd.grad((ce + man.sum(1)).sum(), W)
+    assert not torch.cat([ce[1:2], man[1], grad[1]]).any()
+    assert grad[0].any()
+    assert grad[2].any()
+
+
+def test_what_is_served() -> None:
+    assert StackedConvNet.supports(cifar_cnn((3, 32, 32), 100), (3, 32, 32))
+    assert StackedConvNet.supports(tiny_cnn((3, 64, 64), 200), (3, 64, 64))
+    assert StackedConvNet.supports(small_cnn((1, 8, 8), 10), (1, 8, 8))
+    assert not StackedConvNet.supports(ConvNet((3, 32, 32), 10, channels=(24, 64)), (3, 32, 32))
+    assert not StackedConvNet.supports(MLP((3, 8, 8), 10), (3, 8, 8))
+    with pytest.raises(UserError, match=r"^model: .* MLP$"):
+        StackedConvNet(MLP((3, 8, 8), 10), (3, 8, 8))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^precision: 'fp8' is not one of bf16, tf32, ieee$"):
+        StackedConvNet(cifar_cnn((3, 32, 32), 10), (3, 32, 32), "fp8")
+
+
+def test_import_needs_no_triton() -> None:
+    """On a machine without Triton the package imports, and says that the kernels are not available."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import fedman.kernels as k\n"
+        "assert not k.available('cpu') and not k.available('meta')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not available("cpu")
