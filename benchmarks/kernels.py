@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedman.kernels import StackedConvNet, activation, clip_update, conv, first, head, linear, reference
+from fedman.kernels import StackedConvNet, activation, clip_update, conv, first, gram, head, linear, reference
 from fedman.models import ConvNet, cifar_cnn, tiny_cnn
 
 DEVICE = torch.device("cuda")
@@ -146,28 +146,38 @@ def stage_cases(
     label, chunk = f"conv{i + 1}", stage.windows
     out = [Case(f"{label} pack", lambda _: conv.pack(rows, stage, channels, precision), 0, 3 * weights, [])]
     if i == 0:
-        pooled, arg, stats = first.forward(stage, x, w, norm, share, man, strides, precision)
+        stats = grams = None
+        if norm:
+            stats, grams = gram.statistics(stage, x, w, norm, precision)
+            out.append(Case(f"{label} statistics",
+                            lambda o: gram.statistics(stage, x, w, norm, precision, o or gram.STATISTICS),
+                            0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3])))  # fmt: skip
+        pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
-        part, _ = first.backward(stage, x, w, norm, share, d, arg, stats, zeta, strides, precision)
+        part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
         chunks = [chunk] if norm else [64, 128, 256]
-        tiles = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3])
+        tiles = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3], maxnreg=[128, None])
         chunks = [chunk] if norm else [256, 512, 1024]
-        back = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3])
+        back = grid(BM=[64, 128], CHUNK=chunks, num_warps=[8], num_stages=[1, 2, 3], maxnreg=[128, None])
         out += [
             Case(f"{label} stage forward",
-                 lambda o: first.forward(stage, x, w, norm, share, man, strides, precision, o),
+                 lambda o: first.forward(stage, x, w, share, stats, man, strides, precision, o),
                  flops, read + weights + small, tiles),
             Case(f"{label} stage backward",
-                 lambda o: first.backward(stage, x, w, norm, share, d, arg, stats, zeta, strides, precision, o),
+                 lambda o: first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision, o),
                  2 * flops, read + weights + small, back),
         ]  # fmt: skip
+        if norm:
+            out.append(Case(f"{label} norm gradient",
+                            lambda _: gram.gradient(stage, w, norm, stats, grams, part, precision),
+                            0, 8 * part.numel(), []))  # fmt: skip
     else:
         z = conv.forward(stage, x, w, bias, precision)
         pooled, arg, stats = activation.forward(stage, z, norm, share, man, strides)
         d = torch.randn_like(pooled)
         dz, _, _ = activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides)
         part = conv.weight_gradient(stage, x, dz, precision)
-        tiles = grid(BM=[64, 128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4], CACHED=[False, True])
+        tiles = grid(BM=[64, 128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
         pixel_tiles = grid(BM=[8, 16, 32, 64], CHUNK=[chunk], num_warps=[2, 4, 8], num_stages=[2])
         if not norm:
             pixel_tiles = [t | {"CHUNK": t["BM"]} for t in pixel_tiles]
@@ -178,7 +188,6 @@ def stage_cases(
             num_warps=[4, 8],
             num_stages=[2, 3],
             SPLITS=[1, 2],
-            CACHED=[False, True],
         )
         out += [
             Case(f"{label} forward", lambda o: conv.forward(stage, x, w, bias, precision, o),

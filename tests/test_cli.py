@@ -264,7 +264,7 @@ def test_run_and_sweep_from_the_command_line(workplace, tmp_path, capsys):
     out = capsys.readouterr()
     assert "FedDyn+MAN: all " in out.out
     assert "round 2/2" in out.err
-    summary = json.loads((tmp_path / "runs/digits-dir0.3-feddyn-zeta0.15-seed0/summary.json").read_text())
+    summary = json.loads((tmp_path / "runs/digits-dir0.3-feddyn-zeta0.05-seed0/summary.json").read_text())
     assert summary["config"]["alpha"] == 0.01
     main_ok(["sweep", "--preset", "digits", "model=mlp", "rounds=2", "zeta=0,0.15", "seed=0,1", "--out", "grid"])
     table = capsys.readouterr().out
@@ -287,7 +287,8 @@ def test_list_names_everything(capsys):
 
 
 def test_help_starts_at_once_and_without_torch():
-    code = "import sys; from fedman.cli import main\ntry: main(['--help'])\nexcept SystemExit: assert 'torch' not in sys.modules"
+    code = "import sys; from fedman.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
     seconds = []
     for _ in range(3):
         started = time.perf_counter()

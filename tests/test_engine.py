@@ -11,8 +11,10 @@ from federations import COHORTS, TRAINING, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
 from fedman.data.augment import PAD, Windows, gather, normalise
-from fedman.engine import Engine, Stopped, Training, default_chunk, weighted_mean
+from fedman.engine import Engine, Training, default_chunk, weighted_mean
+from fedman.engine import play as play_stacked
 from fedman.errors import Diverged, UserError
+from fedman.local import Stopped
 from fedman.models import build
 from fedman.sampling import plan
 from fedman.stacked import Stacked
@@ -67,13 +69,13 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
 
 def test_windows_are_mirrored_padded_crops():
     data = images()
-    x = normalise(data.x[data.index([0, 2])], data.mean, data.std, torch.float64)
+    x = normalise(data.x[data.index([0, 2], 12)], data.mean, data.std, torch.float64)
     todo = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
     windows = Windows(x, images=True, augment=True)
     moved = 0
     for j in range(todo.sample.shape[1]):
         batch = windows.take(todo.sample[:, j], todo.window[:, :, j])
-        where = data.index([0, 2]).gather(1, todo.sample[:, j])
+        where = data.index([0, 2], 12).gather(1, todo.sample[:, j])
         straight = gather(data.x, where, todo.window[:, :, j], data.mean, data.std, torch.float64)
         assert torch.equal(batch, straight.movedim(-1, -3))
         for s in range(2):
@@ -219,3 +221,46 @@ def test_float32_follows_float64():
         TRAINING,
     )
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_runs_are_the_separate_runs(case):
+    """Three runs with other seeds, ζ and partitions in one chunk: each ends where it ends alone."""
+    name, hyper = CASES[case]
+    variants = [
+        (replace(TRAINING, seed=1), samples()),
+        (replace(TRAINING, seed=2, zeta=0.0), samples()),
+        (TRAINING, samples([14, 6, 19, 10, 15, 6])),
+    ]
+    alone = [play(engine(name, hyper, training=t, data=d))[0].server["w"] for t, d in variants]
+    runs = [engine(name, hyper, training=t, data=d) for t, d in variants]
+    for run in runs:
+        run.longest = 20  # plans of one shape, as on a GPU
+    states = [run.start() for run in runs]
+    for cohort in COHORTS:
+        play_stacked([(run, state, cohort) for run, state in zip(runs, states, strict=True)])
+    for state, w in zip(states, alone, strict=True):
+        torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cohort", [[5], [1, 3], [0, 2, 5]])
+def test_plans_longer_than_a_client_change_nothing(cohort):
+    """Where all plans have one shape (as a captured graph wants), the steps a client does not have move nothing."""
+    short, long = engine("feddyn"), engine("feddyn")
+    long.longest = 50
+    a, b = play(short, [cohort])[0], play(long, [cohort])[0]
+    torch.testing.assert_close(a.server, b.server, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(a.memory, b.memory, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_that_diverges_in_a_stack_leaves_the_others_alone():
+    data = samples()
+    data.x[0, 0] = 1e6
+    clean = replace(data, parts=[data.parts[0][1:], *data.parts[1:]])
+    good, bad = (engine(data=d, model=Poisoned()) for d in (clean, data))
+    states = [good.start(), bad.start()]
+    good.longest = bad.longest = 20
+    outcomes = play_stacked([(good, states[0], [0]), (bad, states[1], [0])])
+    assert isinstance(outcomes[1], Diverged)
+    assert states[1].round == 0
+    torch.testing.assert_close(states[0].server["w"], play(engine(data=clean, model=Poisoned()), [[0]])[0].server["w"])

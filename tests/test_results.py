@@ -9,7 +9,9 @@ from fedman.errors import UserError
 
 def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
     for seed in (1, 0):
-        fedman.run(model="mlp", clients=5, participation=0.5, rounds=3, epochs=1, seed=seed, out=tmp_path / f"seed{seed}")
+        fedman.run(
+            model="mlp", clients=5, participation=0.5, rounds=3, epochs=1, seed=seed, out=tmp_path / f"seed{seed}"
+        )
     rows = results.collect([tmp_path])
     assert [row["config"]["seed"] for row in rows] == [0, 1]
     assert rows[0]["curve"]["round"] == [1, 2, 3]

@@ -15,12 +15,14 @@ from torch import nn
 
 import fedman
 import fedman.data
-from fedman import experiment, sweep
+from fedman import sweep
 from fedman.algorithms import ALGORITHMS
+from fedman.assembly import man_layers
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
 from fedman.models import build
 from fedman.records import read_rounds
+from fedman.stacked import Stacked
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
 DIGITS = {("digits", None): fedman.data.load("digits")}
@@ -304,7 +306,7 @@ def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)
     model = build("tiny_cnn", (3, 64, 64), 5)
-    stacked = experiment.Stacked(model, output=False, layers=experiment.man_layers("tiny-code"))
+    stacked = Stacked(model, output=False, layers=man_layers("tiny-code"))
     x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
     maps = []
     for relu in model.relus:

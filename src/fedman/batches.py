@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedman.data.augment import Windows, channels_first, gather, normalise
+from fedman.data.augment import Windows, affine, channels_first, gather, normalise
 from fedman.sampling import Plan
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
+
+
+Layout = tuple[int, torch.dtype]
+"""How the stacked kernels want their images: zero padding in pixels, and type (`fedman.kernels.first.prepare`)."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,10 @@ class Samples:
     def sizes(self, clients: Sequence[int]) -> list[int]:
         return [len(self.parts[k]) for k in clients]
 
-    def index(self, clients: Sequence[int]) -> Tensor:
-        """`[S, n]`: where the clients' samples are, the shorter clients padded."""
-        return nn.utils.rnn.pad_sequence([self.parts[k] for k in clients], batch_first=True)
+    def index(self, clients: Sequence[int], longest: int) -> Tensor:
+        """`[S, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
+        rows = [self.parts[k] for k in clients]
+        return torch.stack([torch.cat([row, row[:1].expand(longest - len(row))]) for row in rows])
 
     def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice of the normalised test set, images with their channels first."""
@@ -61,16 +66,37 @@ class Samples:
 class Batches:
     """The batches of a chunk of clients, step by step."""
 
-    def __init__(self, samples: Samples, clients: Sequence[int], plan: Plan, dtype: torch.dtype) -> None:
-        self.samples, self.dtype, self.counts = samples, dtype, plan.counts
+    def __init__(
+        self, samples: Samples, clients: Sequence[int], plan: Plan, dtype: torch.dtype, layout: Layout | None = None
+    ) -> None:
+        self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
-        tensors = {"index": samples.index(clients), "sample": plan.sample, "window": plan.window}
+        tensors = {"index": samples.index(clients, plan.longest), "sample": plan.sample, "window": plan.window}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
-        if len(set(plan.steps)) > 1:
+        if min(plan.steps) < self.steps:
             tensors["active"] = torch.tensor(plan.counts, device=plan.sample.device) > 0
         self.tensors: dict[str, Tensor] = tensors  # what differs from round to round
         self._windows: Windows | None = None
+
+    @staticmethod
+    def stacked(parts: Sequence[Batches]) -> Batches:
+        """The batches of several chunks of one data set as those of one."""
+        whole = copy.copy(parts[0])
+        tensors = [part.tensors for part in parts]
+        names = {name for t in tensors for name in t}
+        if "weight" in names or "active" in names:
+            tensors = [part._ragged() for part in parts]
+            names = set(tensors[0])
+        whole.tensors = {n: torch.cat([t[n] for t in tensors], 1 if n == "window" else 0) for n in sorted(names)}
+        return whole
+
+    def _ragged(self) -> dict[str, Tensor]:
+        """The tensors with weights and masks written out, also where all batches are full."""
+        sample = self.tensors["sample"]
+        full = torch.full(sample.shape, 1 / sample.shape[2], dtype=self.dtype, device=sample.device)
+        active = torch.ones(sample.shape[:2], dtype=torch.bool, device=sample.device)
+        return {"weight": full, "active": active} | self.tensors
 
     def over(self, tensors: Mapping[str, Tensor]) -> Batches:
         """The same batches, read from other tensors of the same shapes."""
@@ -81,11 +107,13 @@ class Batches:
         return other
 
     def active(self, j: int | Tensor) -> Tensor | None:
-        """`[S, 1]`: whether a client still has a step to take; None when all take the same number."""
+        """`[S, 1]`: whether a client still has a step to take; None when all take all of them."""
         return _at(self.tensors["active"], 1, j)[:, None] if "active" in self.tensors else None
 
     def at(self, j: int | Tensor) -> Batch:
         """Step j; a tensor `[1]` in a captured graph."""
+        if self.layout is not None:
+            return self._prepared(j, self.layout)
         sample, window = _at(self.tensors["sample"], 1, j), _at(self.tensors["window"], 2, j)
         weight = _at(self.tensors["weight"], 1, j) if "weight" in self.tensors else None
         if weight is not None and len(sample) == 1 and isinstance(j, int):  # one client alone needs no padding
@@ -93,6 +121,16 @@ class Batches:
             sample, window, weight = sample[:, :n], window[:, :, :n], None
         where = self.tensors["index"].gather(1, sample)
         return self._inputs(sample, where, window), self.samples.y[where], weight
+
+    def _prepared(self, j: int | Tensor, layout: Layout) -> Batch:
+        from fedman.kernels.gather import gather as prepared
+
+        data, now = self.samples, self.tensors
+        step = j if isinstance(j, Tensor) else torch.full((1,), j, device=data.x.device)
+        scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
+        plan = now["index"], now["sample"], now["window"]
+        x, y = prepared(data.x, data.y, *plan, step, scale_shift, data.augment, *layout)
+        return x, y, _at(now["weight"], 1, j) if "weight" in now else None
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
         data = self.samples

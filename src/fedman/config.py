@@ -6,8 +6,6 @@ This is the edge of the package: pydantic stays here, training reads plain attri
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -204,19 +202,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
     return values
-
-
-def to_toml(values: Mapping[str, Any]) -> str:
-    """Flat keys as TOML."""
-
-    def value(v: Any) -> str:
-        if isinstance(v, bool):
-            return str(v).lower()
-        if isinstance(v, float):
-            return "inf" if math.isinf(v) else repr(v)
-        return json.dumps(v, ensure_ascii=False)
-
-    return "".join(f"{k} = {value(v)}\n" for k, v in values.items())
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

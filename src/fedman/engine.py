@@ -11,16 +11,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedman.algorithms import Algorithm, Local, State
-from fedman.batches import Batch, Batches, Samples
+from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
 from fedman.errors import Diverged
-from fedman.graphs import Graphs, Inputs, Tensors
+from fedman.graphs import Graphs
+from fedman.local import Job, stack, train
 from fedman.sampling import plan
 from fedman.stacked import Stacked
 
@@ -63,10 +64,6 @@ class Outcome:
     man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
 
 
-class Stopped(Exception):
-    """The user asked to stop; the state is that of the last finished round."""
-
-
 class Engine:
     """Runs rounds of one algorithm on one model and one set of clients."""
 
@@ -83,7 +80,12 @@ class Engine:
     ) -> None:
         self.stacked, self.algorithm, self.samples, self.training = stacked, algorithm, samples, training
         self.device, self.dtype = torch.device(device), torch.float64 if precision == "fp64" else torch.float32
-        stacked.accelerate(self.device, precision, samples.shape)
+        stacked.accelerate(self.device, precision, samples.shape if samples.images else ())
+        self.fused = None
+        if stacked.kernels is not None:
+            from fedman.kernels import clip_update
+
+            self.fused = clip_update
         self.chunk = chunk or default_chunk(stacked, self.device)
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k
@@ -91,6 +93,8 @@ class Engine:
         self.is_weight = stacked.is_weight().to(self.device)
         self.stopping = threading.Event()
         self.graphs = Graphs() if self.device.type == "cuda" else None
+        self.longest = samples.longest if self.graphs else None  # plans of one shape, where a graph wants it
+        self._prepared: Tensor | None = None
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(torch.get_num_threads())
         self._map = self._pool.map if self.device.type == "cpu" else map
@@ -116,9 +120,47 @@ class Engine:
     def round(self, state: Federation, cohort: list[int]) -> Outcome:
         """Play one round and bring `state` to its end. On `Stopped` or `Diverged` the state is left as it was."""
         chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+
+        def work(clients: list[int]) -> Work:
+            job, stacked = self.job(state, clients), self._model()
+            return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
+
         with one_thread_each(self.device):
-            works = list(self._map(lambda c: self._work(state, c), chunks))
-        upload, memory, figures = (_join([getattr(w, f) for w in works]) for f in ("upload", "memory", "figures"))
+            works = list(self._map(work, chunks))
+        return self.close(state, cohort, works)
+
+    def job(self, state: Federation, clients: list[int]) -> Job:
+        """The local work of a chunk of clients in this round."""
+        how, t, device = self.training, state.round, self.device
+        todo = plan(
+            how.seed,
+            t,
+            clients,
+            self.samples.sizes(clients),
+            how.epochs,
+            how.batch_size,
+            device,
+            pad=PAD if self.samples.augment else 0,
+            longest=self.longest,
+        )
+        hp = Local(
+            lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
+            lr0=how.lr,
+            decay=how.weight_decay,
+            clip=how.clip,
+            p=self.relative_size[clients, None].to(device, self.dtype),
+            steps=torch.tensor(todo.steps, dtype=self.dtype, device=device)[:, None],
+            is_weight=self.is_weight,
+            fused=self.fused,
+        )
+        batches = Batches(self.samples, clients, todo, self.dtype, self.stacked.layout)
+        memory = {name: rows[clients] for name, rows in state.memory.items()}
+        return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
+
+    def close(self, state: Federation, cohort: list[int], works: list[Work]) -> Outcome:
+        """The end of a round: uploads, screening, the server's step, the clients' memories."""
+        ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
+        memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
         figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
         values = torch.stack([v.double() for v in figures.values()], 1).tolist()  # a round's one host sync
         reports = [dict(zip(figures, row, strict=True)) for row in values]
@@ -128,8 +170,7 @@ class Engine:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
         share = [self.share[cohort[i]].item() for i in good]
         mean = {name: weighted_mean(rows, good, share).to(self.dtype) for name, rows in upload.items()}
-        fraction = len(good) / len(self.samples.parts)
-        state.server = dict(self.algorithm.update(state.server, mean, fraction))
+        state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
         state.sel = mean["w"]
         for i, weight in zip(good, share, strict=True):
             k = cohort[i]
@@ -148,88 +189,14 @@ class Engine:
             man={name: statistics.fmean(reports[i][name] for i in good) for name in reports[good[0]]},
         )
 
-    def _work(self, state: Federation, clients: list[int]) -> _Work:
-        """The local work of a chunk of clients in one round."""
-        stacked, t, device = self._model(), state.round, self.device
-        how = self.training
-        todo = plan(
-            how.seed,
-            t,
-            clients,
-            self.samples.sizes(clients),
-            how.epochs,
-            how.batch_size,
-            device,
-            pad=PAD if self.samples.augment else 0,
-            longest=None if self.graphs is None else self.samples.longest,
-        )
-        batches = Batches(self.samples, clients, todo, self.dtype)
-        hp = Local(
-            lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
-            lr0=how.lr,
-            decay=how.weight_decay,
-            clip=how.clip,
-            p=self.relative_size[clients, None].to(device, self.dtype),
-            steps=torch.tensor(todo.steps, dtype=self.dtype, device=device)[:, None],
-            is_weight=self.is_weight,
-        )
-        memory = {name: rows[clients] for name, rows in state.memory.items()}
-        carry = self._steps(stacked, batches, state.server, memory, hp)
-        new, upload = self.algorithm.finish(carry["w"], state.server, memory, hp)
-        figures = {"loss": carry["loss"] / hp.steps[:, 0], **stacked.man_terms(carry["w"], *batches.at(0))}
-        return _Work(dict(new), dict(upload), figures)
-
-    def _steps(self, stacked: Stacked, batches: Batches, server: State, memory: State, hp: Local) -> dict[str, Tensor]:
-        """K local steps: the final models "w" `[S, P]`, and each client's sum of losses "loss" `[S]`."""
-        clients = len(hp.p)
-        w = server["w"].expand(clients, -1)
-        carry = {"w": w, "loss": w.new_zeros(clients)}
-        carry |= {name: w.new_zeros(()).expand_as(w) for name in self.algorithm.scratch}
-
-        def step(inputs: Inputs, j: int | Tensor, carry: Tensors) -> dict[str, Tensor]:
-            now, local = batches.over(inputs["batches"]), replace(hp, **inputs["hp"])  # type: ignore[arg-type]
-            return self._step(stacked, now.at(j), now.active(j), carry, inputs["server"], inputs["memory"], local)
-
-        inputs = {
-            "batches": batches.tensors,
-            "server": server,
-            "memory": memory,
-            "hp": {"lr": hp.lr, "p": hp.p, "steps": hp.steps},
-        }
-        if self.graphs is not None:
-            if self.stopping.is_set():
-                raise Stopped
-            return self.graphs.run(step, inputs, carry, batches.steps)
-        for j in range(batches.steps):
-            if self.stopping.is_set():
-                raise Stopped
-            carry = step(inputs, j, carry)
-        return carry
-
-    def _step(
-        self,
-        stacked: Stacked,
-        batch: Batch,
-        active: Tensor | None,
-        carry: Tensors,
-        server: State,
-        memory: State,
-        hp: Local,
-    ) -> dict[str, Tensor]:
-        """One local step of a chunk; clients that are not `active` stay where they are."""
-        seen: list[Tensor] = []
-
-        def grad(w: Tensor) -> Tensor:
-            gradient, ce = stacked.gradient(w, *batch, self.training.zeta)
-            seen.append(ce)
-            return gradient
-
-        scratch = {name: carry[name] for name in self.algorithm.scratch}
-        after = self.algorithm.step(carry["w"], grad, server, {**memory, **scratch}, hp)
-        if isinstance(after, tuple):
-            after, scratch = after[0], dict(after[1])
-        w = after if active is None else after.where(active, carry["w"])
-        return {"w": w, "loss": carry["loss"] + seen[0], **scratch}
+    def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """A slice of the test set as the model wants it; prepared for the kernels once and kept."""
+        if self.stacked.kernels is None:
+            return self.samples.test(lo, hi, self.dtype)
+        if self._prepared is None:
+            x, _ = self.samples.test(0, len(self.samples.y_test), self.dtype)
+            self._prepared = self.stacked.kernels.prepare(x.movedim(1, -1))
+        return self._prepared[lo:hi], self.samples.y_test[lo:hi]
 
     def _model(self) -> Stacked:
         """The model; on a CPU this thread's own copy of it."""
@@ -243,14 +210,11 @@ class Engine:
     def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
         """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
         n = len(self.samples.y_test)
-        batch = batch or (500 if self.device.type == "cpu" else 5000)
+        batch = batch or (500 if self.device.type == "cpu" else 10_000)
 
         def part(lo: int) -> Tensor:
-            x, y = self.samples.test(lo, lo + batch, self.dtype)
             with torch.no_grad():
-                out = self._model().logits(w, x)
-            ce = nn.functional.cross_entropy(out, y, reduction="sum")
-            return torch.stack([(out.argmax(-1) == y).sum().double(), ce.double()])
+                return self._model().scores(w, *self._test(lo, lo + batch))
 
         with one_thread_each(self.device):
             right, ce = torch.stack(list(self._map(part, range(0, n, batch)))).sum(0).tolist()
@@ -258,13 +222,36 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Work:
-    memory: dict[str, Tensor]
-    upload: dict[str, Tensor]
+class Work:
+    """A job done."""
+
+    job: Job
+    w: Tensor  # [S, P]
     figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
 
 
-def _join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def play(runs: Sequence[tuple[Engine, Federation, list[int]]]) -> list[Outcome | Diverged]:
+    """A round of several runs at once, their cohorts stacked into one chunk; a run that diverged says so.
+
+    The runs have the same algorithm, model, data and training, but for ζ, seed and partition.
+    """
+    first = runs[0][0]
+    jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
+    with one_thread_each(first.device):
+        w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
+    sizes = [len(job) for job in jobs]
+    apart = {name: v.split(sizes) for name, v in figures.items()}
+    outcomes: list[Outcome | Diverged] = []
+    for i, (engine, state, cohort) in enumerate(runs):
+        work = Work(jobs[i], w.split(sizes)[i], {name: v[i] for name, v in apart.items()})
+        try:
+            outcomes.append(engine.close(state, cohort, [work]))
+        except Diverged as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _join(parts: Sequence[State]) -> dict[str, Tensor]:
     return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
 

@@ -5,11 +5,9 @@ experiment.run -> engine.Engine.round -> one file of algorithms/
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +17,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedman import checkpoint
-from fedman.algorithms import ALGORITHMS
-from fedman.batches import Samples
-from fedman.data import Dataset, load, partition
-from fedman.engine import Engine, Federation, Stopped, Training
-from fedman.errors import Diverged, UserError
-from fedman.man import Measure
-from fedman.models import build
-from fedman.records import RunFolder, version, write_json, write_text, write_whole
+from fedman.assembly import make_engine, on_device
+from fedman.data import Dataset, load
+from fedman.engine import Engine, Federation, Outcome, play
+from fedman.errors import Diverged
+from fedman.local import Stopped
+from fedman.records import RunFolder, to_toml, version, write_json, write_text, write_whole
+from fedman.runtime import (
+    device_name,
+    log_round,
+    matmul_precision,
+    pick_device,
+    pick_precision,
+    stop_on_signal,
+    tensorboard,
+)
 from fedman.sampling import cohort
-from fedman.stacked import Stacked
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -74,139 +78,181 @@ def run(
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
     data = data or load(config.dataset, config.data_dir)
-    parts = partition.split(
-        data.y_train,
-        config.partition,
-        config.clients,
-        classes=data.classes,
-        seed=config.partition_seed,
-        sigma=config.unbalanced,
-        dataset=data.name,
+    (result,) = run_stacked(
+        [config], data, [out], model=model, resume=resume, device=device, progress=[progress], warn=warn
     )
-    augment = data.augment if config.augment is None else config.augment
-    if augment and data.x_train.dtype != "uint8":
-        raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
+    if isinstance(result, Diverged):
+        raise result
+    return result
+
+
+def run_stacked(
+    configs: Sequence[Config],
+    data: Dataset,
+    outs: Sequence[str | Path | None],
+    *,
+    model: nn.Module | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Sequence[Progress],
+    warn: Callable[[str], object] = lambda message: None,
+) -> list[Result | Diverged]:
+    """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
-    precision = pick_precision(config.precision, device)
-    model = model if model is not None else initial_model(config.model, data, config.seed)
-    stacked = Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant))
-    samples = Samples(
-        x=torch.as_tensor(data.x_train, device=device),
-        y=torch.as_tensor(data.y_train, device=device),
-        x_test=torch.as_tensor(data.x_test, device=device),
-        y_test=torch.as_tensor(data.y_test, device=device),
-        parts=[torch.as_tensor(p, device=device) for p in parts],
-        mean=data.mean,
-        std=data.std,
-        augment=augment,
-    )
-    engine = Engine(
-        stacked,
-        ALGORITHMS[config.algorithm](**config.hyper),
-        samples,
-        Training(**{name: getattr(config, name) for name in Training.__dataclass_fields__}),
-        chunk=config.chunk,
-        device=device,
-        precision=precision,
-    )
+    precision = pick_precision(configs[0].precision, device)
     with ExitStack() as stack:
         stack.enter_context(matmul_precision(precision))
-        folder = stack.enter_context(RunFolder(out)) if out is not None else None
-        caught = stack.enter_context(stop_on_signal(engine)) if folder else []
-        log = stack.enter_context(tensorboard(folder)) if folder and config.tensorboard else None
-        return _rounds(config, engine, folder, resume, precision, caught, progress, warn, log)
+        shared = on_device(data, device)
+        engines = [make_engine(config, data, shared, model, device, precision) for config in configs]
+        for engine in engines[1:]:
+            engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
+        folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
+        caught = stack.enter_context(stop_on_signal(engines[0])) if any(folders) else []
+        runs = [
+            Run(config, engine, folder, resume, precision, say, warn)
+            for config, engine, folder, say in zip(configs, engines, folders, progress, strict=True)
+        ]
+        for each in runs:
+            if each.folder and each.config.tensorboard:
+                each.log = stack.enter_context(tensorboard(each.folder))
+        return drive(runs, caught)
 
 
-def _rounds(
-    config: Config,
-    engine: Engine,
-    folder: RunFolder | None,
-    resume: bool,
-    precision: str,
-    caught: list[int],
-    progress: Progress,
-    warn: Callable[[str], object],
-    log: Any,
-) -> Result:
-    state, records, before = engine.start(), [], 0.0
-    flat = config.flat()
-    decisive = {k: v for k, v in flat.items() if k not in ("data_dir", "checkpoint_seconds", "tensorboard")}
-    if folder and resume and (found := checkpoint.load(folder.checkpoint, state, decisive, warn)):
-        state, before = found
-    if folder:
-        from fedman.config import to_toml
+class Run:
+    """A run under way: its state, its records, its folder."""
 
-        records = folder.cut(state.round)
-        write_text(folder.config, to_toml(flat))
-    started = saved = time.perf_counter()
-
-    def spent() -> float:
-        return before + time.perf_counter() - started
-
-    def keep() -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        folder: RunFolder | None,
+        resume: bool,
+        precision: str,
+        progress: Progress,
+        warn: Callable[[str], object],
+    ) -> None:
+        self.config, self.engine, self.folder = config, engine, folder
+        self.precision, self.progress = precision, progress
+        self.flat = config.flat()
+        local = ("data_dir", "checkpoint_seconds", "tensorboard")
+        self.decisive = {k: v for k, v in self.flat.items() if k not in local}
+        self.state, self.before, self.log = engine.start(), 0.0, None
+        self.records: list[dict[str, Any]] = []
         if folder:
-            folder.sync()
-            checkpoint.save(folder.checkpoint, state, decisive, spent())
+            found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
+            self.state, self.before = found or (self.state, 0.0)
+            self.records = folder.cut(self.state.round)
+            write_text(folder.config, to_toml(self.flat))
+        self.started = self.saved = self.clock = time.perf_counter()
 
-    for t in range(state.round, config.rounds):
-        clock = time.perf_counter()
-        try:
-            outcome = engine.round(
-                state, cohort(t, config.clients, config.participation, config.cohort, config.schedule_seed)
-            )
-        except Stopped:
-            keep()
-            how = f"round {t} of {config.rounds} is saved; go on with: fedman run --out {folder.path} --resume"  # type: ignore[union-attr]
-            raise Interrupted(caught[0], how) from None
-        except Diverged as error:
-            if folder:
-                write_json(
-                    folder.diverged,
-                    {"diverged": str(error), "round": t + 1, "config": flat, "version": version()},
-                )
-            raise
-        record: dict[str, Any] = {
-            "round": t + 1,
-            "lr": outcome.lr,
-            "cohort": outcome.cohort,
-            "quarantined": outcome.quarantined,
-            "loss": outcome.loss,
-            "man": outcome.man,
+    @property
+    def spent(self) -> float:
+        """Seconds, those before a resume included. Of runs stacked together, each has its share of the time."""
+        return self.before + (time.perf_counter() - self.started) / self.beside
+
+    beside = 1  # runs stacked together
+
+    def cohort(self) -> list[int]:
+        """The clients of the round to come."""
+        self.clock = time.perf_counter()
+        c = self.config
+        return cohort(self.state.round, c.clients, c.participation, c.cohort, c.schedule_seed)
+
+    def record(self, outcome: Outcome) -> None:
+        """After a round: evaluate, write, save, tell."""
+        record = {"round": self.state.round, **vars(outcome)}
+        record |= evaluate(self.config, self.engine, self.state)
+        now = time.perf_counter()
+        record["seconds"] = round((now - self.clock) / self.beside, 4)
+        self.records.append(record)
+        if self.folder:
+            self.folder.append(record)
+            if now - self.saved >= self.config.checkpoint_seconds and self.state.round < self.config.rounds:
+                self.keep()
+                self.saved = time.perf_counter()
+        if self.log:
+            log_round(self.log, record)
+        self.progress(record)
+
+    def keep(self) -> None:
+        """Write a checkpoint."""
+        if self.folder:
+            self.folder.sync()
+            checkpoint.save(self.folder.checkpoint, self.state, self.decisive, self.spent)
+
+    def diverged(self, error: Diverged) -> None:
+        """Note why there will be no summary."""
+        if self.folder:
+            about = {"diverged": str(error), "round": self.state.round + 1, "config": self.flat, "version": version()}
+            write_json(self.folder.diverged, about)
+
+    def finish(self) -> Result:
+        """The summary and the models, written and returned."""
+        self.keep()
+        last = self.records[-1]
+        summary = {
+            "method": self.config.method,
+            "config": self.flat,
+            "accuracy": last["accuracy"],
+            "test_loss": last["test_loss"],
+            "rounds_to_target": rounds_to_target(self.records, self.config.target),
+            "seconds": round(self.spent, 3),
+            "device": device_name(self.engine.device),
+            "precision": self.precision,
+            "version": version(),
+            "torch": torch.__version__,
         }
-        record |= evaluate(config, engine, state, t + 1)
-        record["seconds"] = round(time.perf_counter() - clock, 4)
-        records.append(record)
-        if folder:
-            folder.append(record)
-            if time.perf_counter() - saved >= config.checkpoint_seconds and t + 1 < config.rounds:
-                keep()
-                saved = time.perf_counter()
-        if log:
-            log_round(log, record)
-        progress(record)
-    keep()
+        if self.beside > 1:
+            summary["stacked"] = self.beside
+        models = {
+            name: {k: v.cpu().clone() for k, v in self.engine.stacked.parameters(w).items()}
+            for name, w in averages(self.engine, self.state).items()
+        }
+        if self.folder:
+            tensors = {f"{name}.{k}": v for name, model in models.items() for k, v in model.items()}
+            write_whole(self.folder.model, lambda path: save_file(tensors, path))
+            write_json(self.folder.summary, summary)
+        return Result(summary, self.records, models)
 
-    summary = {
-        "method": config.method,
-        "config": flat,
-        "accuracy": records[-1]["accuracy"],
-        "test_loss": records[-1]["test_loss"],
-        "rounds_to_target": rounds_to_target(records, config.target),
-        "seconds": round(spent(), 3),
-        "device": device_name(engine.device),
-        "precision": precision,
-        "version": version(),
-        "torch": torch.__version__,
-    }
-    models = {
-        name: {k: v.cpu().clone() for k, v in engine.stacked.parameters(w).items()}
-        for name, w in averages(engine, state).items()
-    }
-    if folder:
-        tensors = {f"{name}.{k}": v for name, model in models.items() for k, v in model.items()}
-        write_whole(folder.model, lambda path: save_file(tensors, path))
-        write_json(folder.summary, summary)
-    return Result(summary, records, models)
+
+def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
+    """Play all rounds of all runs; those at the same round are stacked."""
+    ends: dict[int, Result | Diverged] = {}
+    for run in runs:
+        run.beside = len(runs)
+    while len(ends) < len(runs):
+        t = min(run.state.round for i, run in enumerate(runs) if i not in ends)
+        now = [i for i, run in enumerate(runs) if i not in ends and run.state.round == t]
+        for i in [i for i in now if t >= runs[i].config.rounds]:
+            ends[i] = runs[i].finish()
+            now.remove(i)
+        if not now:
+            continue
+        try:
+            outcomes = _round([runs[i] for i in now])
+        except Stopped:
+            for i, run in enumerate(runs):
+                if i not in ends:
+                    run.keep()
+            where = " ".join(str(run.folder.path) for run in runs if run.folder)
+            how = f"--out {where} --resume" if len(runs) == 1 else "the same command again"
+            raise Interrupted(caught[0], f"round {t} is saved in {where}; go on with: fedman run {how}") from None
+        for i, outcome in zip(now, outcomes, strict=True):
+            if isinstance(outcome, Diverged):
+                runs[i].diverged(outcome)
+                ends[i] = outcome
+            else:
+                runs[i].record(outcome)
+    return [ends[i] for i in range(len(runs))]
+
+
+def _round(runs: list[Run]) -> list[Outcome | Diverged]:
+    if len(runs) > 1:
+        return play([(run.engine, run.state, run.cohort()) for run in runs])
+    try:
+        return [runs[0].engine.round(runs[0].state, runs[0].cohort())]
+    except Diverged as error:
+        return [error]
 
 
 def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
@@ -214,9 +260,9 @@ def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
     return {"all": engine.everyone(state), "sel": state.sel, "cloud": state.server["w"]}
 
 
-def evaluate(config: Config, engine: Engine, state: Federation, done: int) -> dict[str, Any]:
-    """Test accuracy in percent and test loss of the models that are due after round `done`."""
-    last = done == config.rounds
+def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Any]:
+    """Test accuracy in percent and test loss of the models that are due after this round."""
+    done, last = state.round, state.round == config.rounds
     accuracy: dict[str, float] = {}
     loss: dict[str, float] = {}
     for name, w in averages(engine, state).items():
@@ -235,106 +281,3 @@ def rounds_to_target(records: list[dict[str, Any]], target: float | None) -> int
     if target is None:
         return None
     return next((r["round"] for r in records if r["accuracy"].get("all", -1) >= target), None)
-
-
-def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
-    """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build(name, data.shape, data.classes)
-
-
-def man_layers(variant: str) -> dict[str, Measure] | None:
-    """None: the paper's formula (all activations). "tiny-code": the term in the authors' Tiny-ImageNet code, which
-    misses the third convolution and adds the batch variance of the second linear layer (protocol §2.5)."""
-    if variant == "formula":
-        return None
-
-    def mean_square(a: Tensor) -> Tensor:
-        return a.square().flatten(1).mean(1)
-
-    def with_variance(a: Tensor) -> Tensor:
-        return mean_square(a) + a.var(0).mean()
-
-    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": with_variance}
-
-
-def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device: no CUDA device is available; use auto or cpu")
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda")
-    return name
-
-
-def pick_precision(name: str, device: str) -> str:
-    """ "auto" is TF32 on CUDA and fp32 elsewhere."""
-    if name == "auto":
-        return "tf32" if device == "cuda" else "fp32"
-    if name in ("tf32", "bf16") and device != "cuda":
-        raise UserError(f"precision: {name} needs a CUDA device; use fp32")
-    return name
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """TF32 in CUDA's matrix products and convolutions, or not, for the time of a run."""
-    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, conv.allow_tf32
-    matmul.allow_tf32 = conv.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, conv.allow_tf32 = before
-
-
-@contextmanager
-def stop_on_signal(engine: Engine) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM end the current round early; the list holds the signal that came."""
-    caught: list[int] = []
-
-    def handle(signum: int, frame: object) -> None:
-        if caught:
-            signal.signal(signum, signal.SIG_DFL)  # a second one means it
-        caught.append(signum)
-        engine.stopping.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for s, old in before.items():
-            signal.signal(s, old)
-
-
-def device_name(device: torch.device) -> str:
-    """A device as a person would name it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu ({torch.get_num_threads()} threads)"
-
-
-@contextmanager
-def tensorboard(folder: RunFolder) -> Iterator[Any]:
-    """A TensorBoard writer into the run's folder."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("tensorboard: not installed; pip install 'fedman[tensorboard]'") from None
-    with SummaryWriter(str(folder.path / "tensorboard")) as writer:
-        yield writer
-
-
-def log_round(log: Any, record: dict[str, Any]) -> None:
-    """One record as TensorBoard scalars."""
-    scalars = {"loss": record["loss"], "lr": record["lr"]}
-    scalars |= {f"accuracy/{k}": v for k, v in record["accuracy"].items()}
-    scalars |= {f"man/{k}": v for k, v in record["man"].items()}
-    for name, value in scalars.items():
-        log.add_scalar(name, value, record["round"])

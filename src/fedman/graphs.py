@@ -1,7 +1,8 @@
 """Local steps on a GPU as replays of one captured CUDA graph: no Python and no host sync between the steps.
 
 A graph has fixed shapes and fixed addresses. So there is one graph per shape of the inputs (that is, per number of
-clients), its inputs are copied to their places once a round, and the step's number is a counter on the device.
+clients), its inputs are copied to their places once a round, and the step's number is a counter on the device. A graph
+holds a few steps, so that what they carry on is copied back to its place less often.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Graphs:
         """The carry after `steps` steps."""
         key = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())
         if key not in self._captured:
-            self._captured[key] = _Captured(step, inputs, carry, self._pool)
+            several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
+            self._captured[key] = _Captured(step, inputs, carry, several, self._pool)
         return self._captured[key].replay(inputs, carry, steps)
 
 
 class _Captured:
-    def __init__(self, step: Step, inputs: Inputs, carry: Tensors, pool: Any) -> None:
+    def __init__(self, step: Step, inputs: Inputs, carry: Tensors, several: int, pool: Any) -> None:
+        self.several = several
         self.inputs = {group: {k: v.clone() for k, v in tensors.items()} for group, tensors in inputs.items()}
         self.carry = {name: v.contiguous().clone() for name, v in carry.items()}
         self.j = torch.zeros(1, dtype=torch.int64, device=self.carry["w"].device)
@@ -46,9 +49,12 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            for name, v in step(self.inputs, self.j, self.carry).items():
+            now: Tensors = self.carry
+            for _ in range(several):
+                now = step(self.inputs, self.j, now)
+                self.j.add_(1)
+            for name, v in now.items():
                 self.carry[name].copy_(v)
-            self.j.add_(1)
 
     def replay(self, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
         for group, tensors in inputs.items():
@@ -57,6 +63,6 @@ class _Captured:
         for name, v in carry.items():
             self.carry[name].copy_(v)
         self.j.zero_()
-        for _ in range(steps):
+        for _ in range(steps // self.several):
             self.graph.replay()
         return {name: v.clone() for name, v in self.carry.items()}

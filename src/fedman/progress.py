@@ -38,7 +38,7 @@ def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]],
 
 @contextmanager
 def sweep_progress(rounds: list[int]) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
-    """Follows runs of so many rounds, one after the other: call it with a run's number and name."""
+    """Follows runs of so many rounds: call it with a run's number and name."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -47,15 +47,17 @@ def sweep_progress(rounds: list[int]) -> Iterator[Callable[[int, str], Callable[
     terminal = console.is_terminal
     task = bar.add_task("", total=sum(rounds), figures="")
     started, said, fresh = time.monotonic(), 0.0, 0
+    done_by: dict[int, int] = {}
 
     def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
-        before = sum(rounds[:i])
+        done_by[i] = 0
         number = f"[{i + 1}/{len(rounds)}] " if len(rounds) > 1 else ""
 
         def advance(record: dict[str, Any]) -> None:
             nonlocal said, fresh
-            done, figures = before + record["round"], described(record)
-            fresh += 1
+            figures = described(record)
+            done_by[i], fresh = record["round"], fresh + 1
+            done = sum(done_by.values())
             bar.update(task, completed=done, description=number + name, figures=figures)
             now, last = time.monotonic(), record["round"] == rounds[i]
             if not terminal and (last or now - said >= EVERY):

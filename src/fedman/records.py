@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -126,3 +127,16 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Flat keys as TOML."""
+
+    def value(v: Any) -> str:
+        if isinstance(v, bool):
+            return str(v).lower()
+        if isinstance(v, float):
+            return "inf" if math.isinf(v) else repr(v)
+        return json.dumps(v, ensure_ascii=False)
+
+    return "".join(f"{k} = {value(v)}\n" for k, v in values.items())

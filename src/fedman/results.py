@@ -27,7 +27,7 @@ def compact(folder: Path) -> dict[str, Any]:
     summary["config"].pop("data_dir", None)
     curve = [(r["round"], r["accuracy"]["all"]) for r in read_rounds(folder / "rounds.jsonl") if "all" in r["accuracy"]]
     every = -(-len(curve) // POINTS)
-    thin = curve[every - 1 :: every]
+    thin = curve[::-1][::every][::-1]
     return summary | {"curve": {"round": [t for t, _ in thin], "all": [a for _, a in thin]}}
 
 

@@ -63,6 +63,7 @@ class Plan:
     window: Tensor  # [3, S, K, B] mirrored or not, and the offsets (down, right) of the crop in the padded image
     weight: Tensor | None  # [S, K, B] share of a sample in its batch's mean, 0 for padding; None: all batches full
     counts: list[list[int]]  # [S][K] samples in each batch, 0 where a client has finished
+    longest: int  # samples of the largest client
 
     @property
     def steps(self) -> list[int]:
@@ -122,4 +123,4 @@ def plan(
     mirror = (draw & 1) if pad else torch.zeros_like(draw)
     window = torch.cat([mirror[None], torch.where(crop, offset, pad)])
     weight = real.double() / real.sum(-1, keepdim=True).clamp(min=1) if ragged else None
-    return Plan(sample, window, weight, counts)
+    return Plan(sample, window, weight, counts, longest)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedman.batches import Layout
 from fedman.errors import UserError
 from fedman.man import ActivationNorm, Measure
 from fedman.models import ConvNet
@@ -56,6 +57,23 @@ class Stacked:
             self.kernels = kernels.StackedConvNet(model, shape, exact)
             names = [*(f"relus.{i}" for i in range(self.kernels.layers - 1)), "output"]
             self.layers = names if output else names[:-1]
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the kernels want their images, where they are used; `losses` and `gradient` then take those."""
+        return (self.kernels.padding, self.kernels.dtype) if self.kernels is not None else None
+
+    def scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """`[2]` in float64: correct answers and summed cross-entropy of one model `[P]` on a batch."""
+        if self.kernels is not None:
+            rows = -(-len(y) // 500)  # the model once for every 500 images: the kernels want several clients
+            if len(y) % rows:
+                return sum(self.scores(w, *part) for part in zip(x.split(500), y.split(500), strict=True))  # type: ignore[return-value]
+            out = self.kernels.logits(w.expand(rows, -1), x.unflatten(0, (rows, -1))).flatten(0, 1)
+        else:
+            out = self.logits(w, x)
+        ce = F.cross_entropy(out, y, reduction="sum")
+        return torch.stack([(out.argmax(-1) == y).sum().double(), ce.double()])
 
     def copy(self) -> Stacked:
         """The same model with hooks and buffers of its own, for use in another thread."""
@@ -99,7 +117,7 @@ class Stacked:
         are not evaluated and L = 0.
         """
         if self.kernels is not None:
-            ce, terms = self.kernels.losses(W, x.movedim(2, -1), y, weight)
+            ce, terms = self.kernels.losses(W, x, y, weight)
             return ce, terms[:, : len(self.layers)] if man else terms[:, :0]
         if len(W) == 1:  # the plain module: on a CPU, grouped and vmapped convolutions are slower than one by one
             ce, terms = self._loss(W[0], x[0], y[0], None if weight is None else weight[0], man)
@@ -121,6 +139,11 @@ class Stacked:
         self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, zeta: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         """The gradient `[S, P]` of cross-entropy + ζ·MAN, and the cross-entropy `[S]`."""
+        if self.kernels is not None:
+            zetas = W.new_zeros(self.kernels.layers)
+            zetas[: len(self.layers)] = zeta
+            ce, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
+            return gradient, ce
         man = isinstance(zeta, Tensor) or zeta > 0
         W = W.detach().requires_grad_()
         ce, terms = self.losses(W, x, y, weight, man)

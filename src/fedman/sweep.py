@@ -13,11 +13,16 @@ from typing import Any
 
 from fedman import experiment
 from fedman.algorithms import ALGORITHMS, hyperparameters
+from fedman.assembly import stackable
 from fedman.config import Config, resolve
 from fedman.data import Dataset
 from fedman.errors import Diverged, UserError
+from fedman.runtime import pick_device
 
 HYPER = {name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)}
+
+
+CLIENTS = 90  # in one chunk: more no longer make a client cheaper
 
 
 @dataclass(frozen=True)
@@ -75,27 +80,39 @@ def run(
     warn: Callable[[str], object] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Run what is not done yet, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
-    rows = []
-    for i, cell in enumerate(grid):
-        folder = out / cell.name
-        done = _done(folder, cell.config)
-        if done is None:
-            try:
-                result = experiment.run(
-                    cell.config,
-                    data=data[cell.config.source],
-                    out=folder,
-                    resume=True,
-                    device=device,
-                    progress=on_cell(i, cell),
-                    warn=warn,
-                )
-                done = result.summary
-            except Diverged as error:
-                warn(f"{cell.name}: {error}")
-                done = {"diverged": str(error)}
-        rows.append({**done, "cell": cell})
-    return rows
+    rows = [_done(out / cell.name, cell.config) for cell in grid]
+    left = [i for i, row in enumerate(rows) if row is None]
+    for group in groups([grid[i].config for i in left], pick_device(device)):
+        cells = [left[i] for i in group]
+        results = experiment.run_stacked(
+            [grid[i].config for i in cells],
+            data[grid[cells[0]].config.source],
+            [out / grid[i].name for i in cells],
+            resume=True,
+            device=device,
+            progress=[on_cell(i, grid[i]) for i in cells],
+            warn=warn,
+        )
+        for i, result in zip(cells, results, strict=True):
+            if isinstance(result, Diverged):
+                warn(f"{grid[i].name}: {result}")
+                rows[i] = {"diverged": str(result)}
+            else:
+                rows[i] = result.summary
+    return [{**row, "cell": cell} for row, cell in zip(rows, grid, strict=True) if row is not None]
+
+
+def groups(configs: list[Config], device: str) -> list[list[int]]:
+    """Which runs to stack: on a GPU as many of a kind as fill it, about a hundred clients; on a CPU each alone."""
+    kinds: dict[object, list[int]] = {}
+    for i, config in enumerate(configs):
+        kinds.setdefault(stackable(config) if device == "cuda" else i, []).append(i)
+    made = []
+    for members in kinds.values():
+        config = configs[members[0]]
+        size = max(1, round(CLIENTS / (config.clients * config.participation)))
+        made += [members[lo : lo + size] for lo in range(0, len(members), size)]
+    return made
 
 
 def _done(folder: Path, config: Config) -> dict[str, Any] | None:

@@ -155,7 +155,8 @@ def test_a_step_is_pure_and_keeps_its_dtype(case):
         inputs = [w, *server.values(), *client.values()]
         before = [v.clone() for v in inputs]
         hp = Local(torch.tensor(0.1, dtype=dtype), 0.1, 0.01, 0.5, one, one, torch.ones(8, dtype=torch.bool))
-        after = algorithm.step(w, lambda v: v * 2, server, client, hp)
+        fixed = algorithm.begin(server, client, hp)
+        after = algorithm.step(w, lambda v: v * 2, server, {**client, **fixed}, hp)
         after = after[0] if isinstance(after, tuple) else after
         memory, upload = algorithm.finish(after, server, client, hp)
         updated = algorithm.update(server, {key: v[0] for key, v in upload.items()}, 0.5)

@@ -21,6 +21,10 @@ def test_equals_formula(clients: int, size: int, clip: float, device: torch.devi
     assert relative(clip_update(w, g, lr, clip, 0.01), expected) < 1e-6
     out = clip_update(w, g, lr[0], clip, 0.01)
     assert relative(out[0], expected[0]) < 1e-6
+    extra = torch.rand(clients, 1, device=device)
+    more = expected - lr.double()[:, None] * extra * w
+    assert relative(clip_update(w, g, lr, clip, 0.01, extra), more) < 1e-6
+    assert relative(clip_update(w, g, lr, clip, 0.004, 0.006), expected) < 1e-6
     assert torch.equal(clip_update(w, g, lr[0], clip, 0.01, out=w), out)
     assert torch.equal(w, out)
 

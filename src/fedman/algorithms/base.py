@@ -35,6 +35,7 @@ class Local:
     p: Tensor  # [S, 1], p_k = n_k·N / Σn, a client's size relative to the mean (1 when balanced)
     steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
     is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
+    fused: Callable[..., Tensor] | None = None  # a GPU kernel that does what `sgd` says
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Algorithm:
     client: ClassVar[tuple[str, ...]] = ()  # vectors each client keeps between its rounds, zero at first
     weighted: ClassVar[bool] = False  # uploads are averaged by sample counts (True) or plainly (False)
     scratch: ClassVar[tuple[str, ...]] = ()  # vectors carried from one local step to the next, zero at first
+
+    def begin(self, server: State, client: State, hp: Local) -> State:
+        """What stays the same over the local steps, computed once; `step` finds it in `client`."""
+        return {}
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
         """One local step. Pure: no host sync, no branch on a value, no draw, no write to its inputs."""
@@ -76,6 +81,8 @@ def clip_factor(g: Tensor, bound: float) -> Tensor:
 
 def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
     """w − η(clip(g) + (λ + extra)·w): `g` is inside the clip, weight decay outside it."""
+    if hp.fused is not None:
+        return hp.fused(w, g, hp.lr, hp.clip, hp.decay, extra_decay)
     shrunk = w * (1 - hp.lr * (hp.decay + extra_decay))
     return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
 

@@ -30,9 +30,11 @@ class FedDC(Algorithm):
     alpha: float = 0.01
     decayed: bool = False
 
+    def begin(self, server: State, client: State, hp: Local) -> State:
+        return {"pull": self.alpha / hp.p * (client["h"] - server["w"]) + server["g"] / hp.p - client["g"]}
+
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        drift = self.alpha / hp.p * (w + client["h"] - server["w"])
-        return sgd(w, grad(w) + drift + server["g"] / hp.p - client["g"], hp)
+        return sgd(w, grad(w) + self.alpha / hp.p * w + client["pull"], hp)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         delta = w - server["w"]

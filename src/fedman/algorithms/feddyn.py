@@ -25,9 +25,11 @@ class FedDyn(Algorithm):
 
     alpha: float = 0.01
 
+    def begin(self, server: State, client: State, hp: Local) -> State:
+        return {"pull": self.alpha / hp.p * (client["h"] - server["w"])}
+
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
-        alpha = self.alpha / hp.p
-        return sgd(w, grad(w) + alpha * (client["h"] - server["w"]), hp, extra_decay=alpha)
+        return sgd(w, grad(w) + client["pull"], hp, extra_decay=self.alpha / hp.p)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         drift = w - server["w"]

@@ -31,8 +31,7 @@ class FedSpeed(FedDyn):
     stale_ascent: bool = False
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
-        alpha = self.alpha / hp.p
         s = grad(w) + client["G"] if self.stale_ascent else grad(w)
-        g = grad(w + ascent(s, self.rho, eps=1e-7)) + alpha * (client["h"] - server["w"])
-        w = sgd(w, g, hp, extra_decay=alpha)
+        g = grad(w + ascent(s, self.rho, eps=1e-7)) + client["pull"]
+        w = sgd(w, g, hp, extra_decay=self.alpha / hp.p)
         return (w, {"G": g * clip_factor(g, hp.clip)}) if self.stale_ascent else w

@@ -27,8 +27,11 @@ class Scaffold(Algorithm):
 
     decayed: bool = False
 
+    def begin(self, server: State, client: State, hp: Local) -> State:
+        return {"pull": server["c"] / hp.p - client["c"]}
+
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(w) + server["c"] / hp.p - client["c"], hp)
+        return sgd(w, grad(w) + client["pull"], hp)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         lr = hp.lr if self.decayed else hp.lr0

@@ -16,15 +16,15 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: tor
     """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
     if x.dtype != torch.uint8:
         return x.to(dtype)
-    scale, shift = _affine(tuple(mean), tuple(std), dtype, x.device)
+    scale, shift = affine(tuple(mean), tuple(std), dtype, x.device)
     return x.to(dtype) * scale - shift
 
 
 @cache
-def _affine(
+def affine(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Kept on the device: a captured graph cannot copy from the host."""
+    """(scale, shift) per channel: x·scale − shift. Kept on the device: a captured graph cannot copy from the host."""
     scale = 1 / (255 * torch.tensor(std, dtype=dtype, device=device))
     return scale, torch.tensor(mean, dtype=dtype, device=device) * 255 * scale
 

@@ -22,6 +22,8 @@ from fedman.kernels.tiles import (
     keep_max,
     moments,
     pooled_at,
+    pooled_place,
+    pooled_value,
     relu,
     window,
 )
@@ -70,8 +72,7 @@ def _forward(
     value = tl.zeros((BM, O), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        best = tl.zeros((BM, O), tl.float32)
-        place = tl.full((BM, O), 4, tl.int32)
+        best = tl.zeros((BM, O), tl.int32)
         squares = tl.zeros((BM, O), tl.float32)
         part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
         for q in tl.static_range(4):
@@ -79,11 +80,11 @@ def _forward(
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
             a = tl.where(ok, relu(affine(v, scale, shift, G)), 0.0)
             squares += a * a
-            best, place = keep_max(a, best, place, q)
+            best = keep_max(a, best, q)
         value += part * squares
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
-        tl.store(pooled + at, best, mask=((n < end) & complete)[:, None])
-        tl.store(arg + n[:, None] * O + c[None, :], place.to(tl.int8), mask=(n < end)[:, None])
+        tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
+        tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
     tl.store(man + s * man_stride + chunk, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
 
 
@@ -120,11 +121,11 @@ def _backward(
         dgamma = tl.zeros((BM, O), tl.float32)
         for start in range(0, CHUNK, BM):
             n = first + start + tl.arange(0, BM)
-            g, place, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+            g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
             for q in tl.static_range(4):
                 at, ok = _at(n, q, end, c, OH, OW, O)
                 v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-                dy = activation_gradient(affine(v, scale, shift, G), g, place, q, coef)
+                dy = activation_gradient(affine(v, scale, shift, G), g, q, coef)
                 dy = tl.where(ok, dy, 0.0)
                 dbeta += dy
                 dgamma += dy * (v - mean[None, :])
@@ -138,11 +139,11 @@ def _backward(
     bias = tl.zeros((BM, O), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        g, place, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+        g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            d = activation_gradient(affine(v, scale, shift, G), g, place, q, coef)
+            d = activation_gradient(affine(v, scale, shift, G), g, q, coef)
             if G > 0:
                 d = d * scale[None, :] - constant[None, :] - v * slope[None, :]
             bias += tl.where(ok, d, 0.0)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedman.kernels.stage import STORAGE, Launch, Stage
-from fedman.kernels.tiles import dot, run
+from fedman.kernels.tiles import dot
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _pack(
     inside = (kh < KS) & (kw >= 0) & (kw < KS)
     v = tl.load(w + o * (C * KS * KS) + (c * KS + kh) * KS + kw, mask=inside & (c < C), other=0.0)
     if CP > C:
-        v = tl.where((c == C) & (kh == KS // 2) & (kw == KS // 2), tl.load(w + O * C * KS * KS + o), v)
+        v = tl.where((c == CP - 1) & (kh == KS // 2) & (kw == KS // 2), tl.load(w + O * C * KS * KS + o), v)
     tl.store(out + ((s * PAIR + right) * O + o) * KP + k, v, mask=k < KP)
 
 
@@ -39,8 +39,8 @@ def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     """Rows of parameters (conv weight [O, C, k, k], then bias) as [S, O, K] in the operands' type.
 
     The first stage (its images hold more than the conv's `channels`) gets [S, 2, O, K] for the left and the right
-    of a pair of outputs that share a patch of k × (k + 1) pixels, with the bias as the weight of channel C at the
-    central tap, K padded to a power of two.
+    of a pair of outputs that share a patch of k × (k + 1) pixels, with the bias as the weight of the last channel at
+    the central tap, K padded to a power of two.
     """
     pair = 2 if stage.channels > channels else 1
     size = stage.kernel * (stage.kernel + pair - 1) * stage.channels
@@ -73,8 +73,8 @@ def _unpack(
     to, mask = c[:, None] * (KS * KS) + tap[None, :], (tap < KS * KS)[None, :]
     to += o * (C * KS * KS)
     if CP > C:
-        mask = mask & ((c < C)[:, None] | ((c == C)[:, None] & (tap == KS // 2 * (KS + 1))[None, :]))
-        to = tl.where((c == C)[:, None], O * C * KS * KS + o, to)
+        mask = mask & ((c < C)[:, None] | ((c == CP - 1)[:, None] & (tap == KS // 2 * (KS + 1))[None, :]))
+        to = tl.where((c == CP - 1)[:, None], O * C * KS * KS + o, to)
     tl.store(out + s * P + to, tl.trans(total), mask=mask)
 
 
@@ -97,7 +97,7 @@ def unpack(part: Tensor, out: Tensor, stage: Stage, channels: int) -> None:
 def _conv(
     x, w, bias, out, B, P,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
-    KS: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr, CACHED: tl.constexpr,
+    KS: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels of one map row (of several samples) by BO channels.
@@ -119,13 +119,12 @@ def _conv(
     STEPS: tl.constexpr = KS * (C // BC)
     for step in range(tl.maximum(PAD - oh, 0) * STEPS, tl.minimum(H + PAD - oh, KS) * STEPS):
         tap = step // (C // BC)
-        block = step % (C // BC) * BC
-        c = block + run(BC, False)
+        c = step % (C // BC) * BC + tl.arange(0, BC)
         kh, kw = tap // KS, tap % KS
         mask = ok
         if PAD > 0:
             mask = ok & (ow + kw >= PAD) & (ow + kw < W + PAD)
-        at = (start + (kh * W + kw) * C)[:, None] + (block + run(BC, CACHED))[None, :]
+        at = (start + (kh * W + kw) * C)[:, None] + c[None, :]
         a = tl.load(x + at, mask=mask[:, None], other=0.0)
         if TRANSPOSED:
             weight = tl.load(w + c[:, None] * (O * KS * KS) + (KS * KS - 1 - tap) * O + o[None, :])
@@ -140,8 +139,8 @@ def _conv(
 
 def _conv_options(precision: str) -> Launch:
     if precision == "bf16":
-        return {"BM": 128, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3, "CACHED": False}
-    return {"BM": 128, "BC": 32, "BO": 64, "num_warps": 8, "num_stages": 3, "CACHED": False}
+        return {"BM": 128, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
+    return {"BM": 128, "BC": 32, "BO": 64, "num_warps": 8, "num_stages": 3}
 
 
 def _launch_conv(
@@ -178,12 +177,12 @@ def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str, options:
 def _weight_gradient(
     x, dz, part, B, STEPS,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAD: tl.constexpr,  # noqa: E741
-    OH: tl.constexpr, OW: tl.constexpr, CACHED: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BO output channels by BN (tap, channel) pairs, summed over a fixed range of pixels."""
     BLOCKS: tl.constexpr = (KS * KS * C + BN - 1) // BN
-    j = tl.program_id(0) % BLOCKS * BN + run(BN, CACHED)
+    j = tl.program_id(0) % BLOCKS * BN + tl.arange(0, BN)
     o = tl.program_id(0) // BLOCKS * BO + tl.arange(0, BO)
     split, s = tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += s * B * (H * W * C)
@@ -222,7 +221,6 @@ def _weight_options(stage: Stage, clients: int, pixels: int, precision: str) -> 
         "BO": 64,
         "num_warps": 4,
         "num_stages": 3,
-        "CACHED": False,
     }
     blocks = clients * triton.cdiv(stage.kernel**2 * stage.channels, options["BN"])
     return options | {"SPLITS": max(1, min(32, 260 // blocks, pixels // options["BK"]))}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman.errors import UserError
-from fedman.kernels import activation, conv, first, head, linear
+from fedman.kernels import activation, conv, first, gram, head, linear
 from fedman.kernels.aside import Aside
 from fedman.kernels.stage import STORAGE, Stage
 from fedman.models import ConvNet
@@ -58,11 +58,13 @@ class StackedConvNet:
     @staticmethod
     def supports(model: nn.Module, shape: tuple[int, ...]) -> bool:
         """Whether the kernels serve `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
-        convs have 16, 32, 64 or 128 outputs and whose groups, if any, are a power of two."""
+        convs have 16, 32, 64 or 128 outputs; GroupNorm in a power of two of groups, its first map of even width."""
         if not isinstance(model, ConvNet) or len(shape) != 3 or not len(model.convs):
             return False
         convs = cast("list[nn.Conv2d]", list(model.convs))
         kernel = convs[0].kernel_size[0]
+        if isinstance(model.norms[0], nn.GroupNorm) and (shape[2] + 2 * convs[0].padding[1] - kernel) % 2 == 0:  # type: ignore[operator]
+            return False
         return kernel * (kernel + 1) * first.padded_channels(shape[0]) <= 256 and all(
             layer.out_channels in (16, 32, 64, 128)
             and layer.kernel_size[0] == layer.kernel_size[1]
@@ -95,6 +97,11 @@ class StackedConvNet:
         ce, man, kept = self._forward(W, self._images(x), y, share)
         dce = share.new_ones(1).expand(len(W))
         return ce, man, self._backward(kept, dce, zeta.to(torch.float32).expand_as(man))
+
+    def logits(self, W: Tensor, x: Tensor) -> Tensor:
+        """The outputs [S, B, K] of S models on their images, without a gradient."""
+        y = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+        return self._forward(W, self._images(x), y, self._share(y, None))[2].inputs[-1]
 
     def _images(self, x: Tensor) -> Tensor:
         return (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
@@ -133,25 +140,33 @@ class StackedConvNet:
         W, y = W.detach().contiguous(), y.contiguous()
         parts = self._parts(y.shape[1])
         partial = share.new_empty(len(W), self.layers, max(parts))
-        kept = _Kept(W, y, share, [x], [], [], [], [])
-        for i, stage in enumerate(self.stages):
-            packed = conv.pack(self._rows(W, f"convs.{i}.weight"), stage, self._input_channels(i), self.precision)
-            norm, strides, man, z = self._norm(W, i), self._strides(i), partial[:, i], x
-            if i == 0:
-                out = first.forward(stage, x, packed, norm, share, man, strides, self.precision)
-            else:
-                bias = self._rows(W, f"convs.{i}.bias")
-                z = conv.forward(stage, self._image(kept, i), packed, bias, self.precision)
-                out = activation.forward(stage, z, norm, share, man, strides)
-            for store, value in zip(
-                (kept.packed, kept.maps, kept.inputs, kept.places, kept.stats), (packed, z, *out), strict=True
-            ):
-                store.append(value)
+        kept = _Kept(W, y, share, [], [])
+        a = x
+        for i in range(len(self.stages)):
+            a = self._stage_forward(i, a, kept, partial[:, i])
         for i, width in enumerate(self.widths):
-            rows, hidden = self._rows(W, f"linears.{i}.weight"), i < len(self.widths) - 1
-            man = partial[:, len(self.stages) + i]
-            kept.inputs.append(linear.forward(kept.inputs[-1], rows, width, hidden, share, man, self.precision))
-        return *head.forward(kept.inputs[-1], y, share, partial, parts), kept
+            kept.inputs.append(a)
+            rows, man = self._rows(W, f"linears.{i}.weight"), partial[:, len(self.stages) + i]
+            a = linear.forward(a, rows, width, i < len(self.widths) - 1, share, man, self.precision)
+        kept.inputs.append(a)
+        return *head.forward(a, y, share, partial, parts), kept
+
+    def _stage_forward(self, i: int, x: Tensor, kept: _Kept, man: Tensor) -> Tensor:
+        """The pooled output of stage i."""
+        stage, share, precision = self.stages[i], kept.share, self.precision
+        norm, strides = self._norm(kept.W, i), self._strides(i)
+        x = x.view(*share.shape, stage.height, stage.width, stage.channels)
+        w = conv.pack(self._rows(kept.W, f"convs.{i}.weight"), stage, self._input_channels(i), precision)
+        z = stats = grams = None
+        if i == 0:
+            if norm:
+                stats, grams = gram.statistics(stage, x, w, norm, precision)
+            pooled, place = first.forward(stage, x, w, share, stats, man, strides, precision)
+        else:
+            z = conv.forward(stage, x, w, self._rows(kept.W, f"convs.{i}.bias"), precision)
+            pooled, place, stats = activation.forward(stage, z, norm, share, man, strides)
+        kept.stages.append((x, w, z, place, stats, grams))
+        return pooled
 
     def _backward(self, kept: _Kept, dce: Tensor, dman: Tensor) -> Tensor:
         """The gradient [S, P] for gradients dce [S] and dman [S, L]; each layer writes its own place in it."""
@@ -159,49 +174,47 @@ class StackedConvNet:
         dW, aside = torch.empty_like(W), Aside(W.device)
         d = head.backward(kept.inputs[-1], kept.y, share, dce, dman[:, -1], self.dtype)
         for i in reversed(range(len(self.widths))):
-            name, a = f"linears.{i}.weight", kept.inputs[convs + i]
+            name, a = f"linears.{i}.weight", kept.inputs[i]
             with aside.work(d):
                 linear.weight_gradient(d, a, self._rows(dW, name), precision)
             term = dman[:, convs + i - 1] if i else None
             d = linear.input_gradient(d, self._rows(W, name), a, term, share, precision)
         for i in reversed(range(convs)):
-            stage, packed, known = self.stages[i], kept.packed[i], (kept.places[i], kept.stats[i])
-            norm, strides, rows = self._norm(W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
-            if i == 0:
-                part, npart = first.backward(
-                    stage, kept.maps[0], packed, norm, share, d, *known, dman[:, 0], strides, precision
-                )
-                conv.unpack(part, rows, stage, self.channels)
-            else:
-                d, bpart, npart = activation.backward(stage, kept.maps[i], norm, share, d, *known, dman[:, i], strides)
-                with aside.work(d, bpart):
-                    torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
-                    part = conv.weight_gradient(stage, self._image(kept, i), d, precision)
-                    conv.unpack(part, rows, stage, stage.channels)
-                d = conv.input_gradient(stage, d, packed, precision)
-            if norm:
-                with aside.work(npart):
-                    torch.sum(npart.flatten(2), 1, out=self._rows(dW, f"norms.{i}.weight")[:, : 2 * stage.out])
+            d = self._stage_backward(i, d, kept, dman[:, i], dW, aside)
         aside.join()
         return dW
 
-    def _image(self, kept: _Kept, i: int) -> Tensor:
-        stage = self.stages[i]
-        return kept.inputs[i].view(*kept.y.shape, stage.height, stage.width, stage.channels)
+    def _stage_backward(self, i: int, d: Tensor, kept: _Kept, dman: Tensor, dW: Tensor, aside: Aside) -> Tensor:
+        """From the gradient d of the pooled output to that of the input (for i > 0) and of the stage's parameters."""
+        stage, share, precision = self.stages[i], kept.share, self.precision
+        norm, strides, rows = self._norm(kept.W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
+        x, w, z, place, stats, grams = kept.stages[i]
+        if i == 0:
+            part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
+            if norm:
+                npart = gram.gradient(stage, w, norm, stats, grams, part, precision)
+            conv.unpack(part, rows, stage, self.channels)
+        else:
+            d, bpart, npart = activation.backward(stage, z, norm, share, d, place, stats, dman, strides)
+            with aside.work(d, bpart):
+                torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
+                conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage, stage.channels)
+            d = conv.input_gradient(stage, d, w, precision)
+        if norm:
+            with aside.work(npart):
+                torch.sum(npart.flatten(2), 1, out=self._rows(dW, f"norms.{i}.weight")[:, : 2 * stage.out])
+        return d
 
 
 @dataclass
 class _Kept:
-    """Parameters and labels; the input of every layer; of every conv its packed weights, map, maxima, statistics."""
+    """Parameters, labels and shares; the inputs of the linear layers and the logits; what each stage keeps."""
 
     W: Tensor
     y: Tensor
     share: Tensor
     inputs: list[Tensor]
-    packed: list[Tensor]
-    maps: list[Tensor]
-    places: list[Tensor]
-    stats: list[Tensor]
+    stages: list[Any]
 
 
 class _Losses(torch.autograd.Function):

@@ -5,6 +5,9 @@ The map before pooling is the largest tensor of the model (50 MB in bf16 for ten
 pass keeps the pooled values and the place of each maximum; the backward pass computes the map again, tile by
 tile, while it accumulates the weight gradient. Images need no gradient.
 
+GroupNorm reaches these kernels as a scale and a shift for each sample and channel; `gram` finds them beforehand,
+and turns the weight gradient for the normalised map into that for the map.
+
 Images are prepared (`prepare`) with their zero padding and with one more channel, of ones: the bias is then the
 weight of that channel at the central tap, and its gradient comes with the others. The two outputs in one row of a
 window share one patch of k × (k + 1) pixels, multiplied with the weights in two places (`conv.pack`): half the
@@ -24,18 +27,18 @@ from fedman.kernels.tiles import (
     activation_gradient,
     affine,
     dot,
-    group_sum,
     incoming,
     keep_max,
-    moments,
     pooled_at,
+    pooled_place,
+    pooled_value,
     relu,
     window,
 )
 
 
 def padded_channels(channels: int) -> int:
-    """Channels of a prepared image: those of the image, the ones, zeros up to a power of two."""
+    """Channels of a prepared image: a power of two, with room for the ones."""
     return triton.next_power_of_2(channels + 1)
 
 
@@ -50,11 +53,11 @@ def _prepare(
     h, image = row % (H + 2 * PAD) - PAD, row // (H + 2 * PAD)
     inside = (i < total) & (c < C) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     v = tl.load(x + ((image * H + h) * W + w) * C + c, mask=inside, other=0.0)
-    tl.store(out + i, tl.where(c == C, 1.0, v.to(tl.float32)), mask=i < total)
+    tl.store(out + i, tl.where(c == CP - 1, 1.0, v.to(tl.float32)), mask=i < total)
 
 
 def prepare(x: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
-    """Images [..., H, W, C] as `dtype`, zero-padded, with a channel of ones after the C channels."""
+    """Images [..., H, W, C] as `dtype`, zero-padded, with more channels up to a power of two: zeros, the last ones."""
     *batch, height, width, channels = x.shape
     held = padded_channels(channels)
     out = x.new_empty(*batch, height + 2 * padding, width + 2 * padding, held, dtype=dtype)
@@ -65,7 +68,7 @@ def prepare(x: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _patch(
-    x, n, qh: tl.constexpr, end,
+    x, n, qh, end,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KS: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KP: tl.constexpr,
 ):  # fmt: skip
@@ -92,23 +95,21 @@ def _weights(w, s, qw: tl.constexpr, O: tl.constexpr, KP: tl.constexpr):  # noqa
 
 
 @triton.jit
-def _valid(v, ok, column, qw: tl.constexpr, OW: tl.constexpr, G: tl.constexpr):
-    """v with zeros where there is no output; without GroupNorm rows that do not exist are zero already."""
+def _exists(v, column, qw: tl.constexpr, OW: tl.constexpr):
+    """v, with zeros where a map of odd width has no right output."""
     if OW % 2 == 1:
-        ok = ok & (column + qw < OW)
-    if OW % 2 == 1 or G > 0:
-        v = tl.where(ok[:, None], v, 0.0)
+        v = tl.where((column + qw < OW)[:, None], v, 0.0)
     return v
 
 
 @triton.jit
 def _forward(
-    x, w, gamma, beta, share, pooled, arg, stats, man, B, P, man_stride, stride_px, stride_c,
+    x, w, share, stats, pooled, arg, man, B, man_stride, stride_px, stride_c,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
-    OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of windows; with GroupNorm a chunk is a sample, and the map is computed twice: sums, then values."""
+    """One chunk of windows; with GroupNorm a chunk is a sample."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
     chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     x += s * B * (H * W * C)
@@ -121,53 +122,39 @@ def _forward(
     end = tl.minimum(first + CHUNK, B * WINDOWS)
     scale = tl.full((O,), 1.0, tl.float32)
     shift = tl.zeros((O,), tl.float32)
-    if G > 0:
-        total = tl.zeros((BM, O), tl.float32)
-        squares = tl.zeros((BM, O), tl.float32)
-        for start in range(0, CHUNK, BM):
-            n = first + start + tl.arange(0, BM)
-            for q in tl.static_range(4):
-                if q % 2 == 0:
-                    patch, column, ok = _patch(x, n, q // 2, end, H, W, C, KS, OH, OW, KP)
-                z = dot(patch, left if q % 2 == 0 else right, zero, PRECISION)
-                z = _valid(z, ok, column, q % 2, OW, 0)
-                total += z
-                squares += z * z
-        mean, rstd = moments(tl.sum(total, 0), tl.sum(squares, 0), OH * OW * (O // G), EPS, G, O)
-        stats += (s * B + chunk) * (2 * O)
-        tl.store(stats + c, mean)
-        tl.store(stats + O + c, rstd)
-        scale = rstd * tl.load(gamma + s * P + c)
-        shift = tl.load(beta + s * P + c) - mean * scale
+    if NORM:
+        stats += (s * B + chunk) * (4 * O)
+        scale = tl.load(stats + 2 * O + c)
+        shift = tl.load(stats + 3 * O + c)
     value = tl.zeros((BM, O), tl.float32)
-    for start in range(0, CHUNK, BM):
-        n = first + start + tl.arange(0, BM)
-        best = tl.zeros((BM, O), tl.float32)
-        place = tl.full((BM, O), 4, tl.int32)
-        squares = tl.zeros((BM, O), tl.float32)
-        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
-        for q in tl.static_range(4):
-            if q % 2 == 0:
-                patch, column, ok = _patch(x, n, q // 2, end, H, W, C, KS, OH, OW, KP)
-            z = dot(patch, left if q % 2 == 0 else right, zero, PRECISION)
-            a = _valid(relu(affine(z, scale, shift, G)), ok, column, q % 2, OW, G)
-            squares += a * a
-            best, place = keep_max(a, best, place, q)
-        value += part * squares
-        at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
-        tl.store(pooled + at, best, mask=((n < end) & complete)[:, None])
-        tl.store(arg + n[:, None] * O + c[None, :], place.to(tl.int8), mask=(n < end)[:, None])
+    best = tl.zeros((BM, O), tl.int32)
+    for row in range(2 * ((CHUNK + BM - 1) // BM)):  # one row of a tile of windows
+        n, qh = first + row // 2 * BM + tl.arange(0, BM), row % 2
+        patch, column, ok = _patch(x, n, qh, end, H, W, C, KS, OH, OW, KP)
+        weight = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
+        best = tl.where(qh == 0, 0, best)
+        for qw in tl.static_range(2):
+            z = dot(patch, left if qw == 0 else right, zero, PRECISION)
+            a = _exists(relu(affine(z, scale, shift, NORM)), column, qw, OW)
+            if NORM:
+                a = tl.where(ok[:, None], a, 0.0)
+            value += weight * a * a
+            best = keep_max(a, best, 2 * qh + qw)
+        if qh == 1:
+            at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
+            tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
+            tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
     tl.store(man + s * man_stride + chunk, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
 
 
 @triton.jit
 def _backward(
-    x, w, gamma, beta, share, grad, arg, stats, dman, wpart, npart, B, P, dman_stride, stride_px, stride_c,
+    x, w, share, stats, grad, arg, dman, part, B, dman_stride, stride_px, stride_c,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
-    OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk's share of dW; with GroupNorm first the chunk's (sample's) dγ and dβ, which dz needs."""
+    """One chunk's share of the weight gradient, as if the normalised map were the map."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
     chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     x += s * B * (H * W * C)
@@ -175,6 +162,7 @@ def _backward(
     grad += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
     c = tl.arange(0, O)
+    k = tl.arange(0, KP)
     left, right = _weights(w, s, 0, O, KP), _weights(w, s, 1, O, KP)
     zero = tl.zeros((BM, O), tl.float32)
     strength = 2.0 * tl.load(dman + s * dman_stride)
@@ -183,54 +171,26 @@ def _backward(
     out = s * tl.num_programs(0) + chunk
     scale = tl.full((O,), 1.0, tl.float32)
     shift = tl.zeros((O,), tl.float32)
-    constant = tl.zeros((O,), tl.float32)
-    slope = tl.zeros((O,), tl.float32)
-    if G > 0:
-        stats += (s * B + chunk) * (2 * O)
-        mean = tl.load(stats + c)
-        rstd = tl.load(stats + O + c)
-        weighting = tl.load(gamma + s * P + c)
-        scale = rstd * weighting
-        shift = tl.load(beta + s * P + c) - mean * scale
-        dbeta = tl.zeros((BM, O), tl.float32)
-        dgamma = tl.zeros((BM, O), tl.float32)
-        for start in range(0, CHUNK, BM):
-            n = first + start + tl.arange(0, BM)
-            g, place, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
-            for q in tl.static_range(4):
-                if q % 2 == 0:
-                    patch, column, ok = _patch(x, n, q // 2, end, H, W, C, KS, OH, OW, KP)
-                z = dot(patch, left if q % 2 == 0 else right, zero, PRECISION)
-                dy = activation_gradient(affine(z, scale, shift, G), g, place, q, coef)
-                dy = _valid(dy, ok, column, q % 2, OW, G)
-                dbeta += dy
-                dgamma += dy * (z - mean[None, :])
-        dbeta_c = tl.sum(dbeta, 0)
-        dgamma_c = tl.sum(dgamma, 0) * rstd
-        tl.store(npart + out * (2 * O) + c, dgamma_c)
-        tl.store(npart + out * (2 * O) + O + c, dbeta_c)
-        entries: tl.constexpr = OH * OW * (O // G)
-        slope = rstd * rstd * group_sum(dgamma_c * weighting, G, O) / entries
-        constant = rstd * group_sum(dbeta_c * weighting, G, O) / entries - mean * slope
+    if NORM:
+        stats += (s * B + chunk) * (4 * O)
+        scale = tl.load(stats + 2 * O + c)
+        shift = tl.load(stats + 3 * O + c)
     dleft, dright = tl.zeros((KP, O), tl.float32), tl.zeros((KP, O), tl.float32)
-    for start in range(0, CHUNK, BM):
-        n = first + start + tl.arange(0, BM)
-        g, place, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
-        for q in tl.static_range(4):
-            if q % 2 == 0:
-                patch, column, ok = _patch(x, n, q // 2, end, H, W, C, KS, OH, OW, KP)
-            z = dot(patch, left if q % 2 == 0 else right, zero, PRECISION)
-            dz = activation_gradient(affine(z, scale, shift, G), g, place, q, coef)
-            if G > 0:
-                dz = dz * scale[None, :] - constant[None, :] - z * slope[None, :]
-            dz = _valid(dz, ok, column, q % 2, OW, 0)  # a row that does not exist has a patch of zeros
-            if q % 2 == 0:
-                dleft = dot(tl.trans(patch), dz, dleft, PRECISION)
+    for row in range(2 * ((CHUNK + BM - 1) // BM)):
+        n, qh = first + row // 2 * BM + tl.arange(0, BM), row % 2
+        patch, column, _ = _patch(x, n, qh, end, H, W, C, KS, OH, OW, KP)
+        g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+        for qw in tl.static_range(2):
+            z = dot(patch, left if qw == 0 else right, zero, PRECISION)
+            dy = activation_gradient(affine(z, scale, shift, NORM), g, 2 * qh + qw, coef)
+            dy = _exists(dy, column, qw, OW)  # rows that do not exist have patches of zeros
+            if qw == 0:
+                dleft = dot(tl.trans(patch), dy, dleft, PRECISION)
             else:
-                dright = dot(tl.trans(patch), dz, dright, PRECISION)
-    at = out * (2 * O * KP) + c[:, None] * KP + tl.arange(0, KP)[None, :]
-    tl.store(wpart + at, tl.trans(dleft))
-    tl.store(wpart + O * KP + at, tl.trans(dright))
+                dright = dot(tl.trans(patch), dy, dright, PRECISION)
+    at = out * (2 * O * KP) + c[:, None] * KP + k[None, :]
+    tl.store(part + at, tl.trans(dleft))
+    tl.store(part + O * KP + at, tl.trans(dright))
 
 
 def _constants(stage: Stage) -> dict[str, int]:
@@ -252,45 +212,41 @@ def chunks(stage: Stage, batch: int, options: Launch) -> int:
 
 
 def forward(
-    stage: Stage, x: Tensor, w: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, man: Tensor,
+    stage: Stage, x: Tensor, w: Tensor, share: Tensor, stats: Tensor | None, man: Tensor,
     strides: tuple[int, int], precision: str, options: Launch | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Pooled output [S, B, pixels·O], places of the maxima [S, B, windows, O], statistics [S, B, 2, O].
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
 
-    `w` [S, 2, O, KP] are the packed weights, `norm` GroupNorm's scale and shift (rows of the flat parameters),
-    `share` [S, B] each sample's part of the batch mean. Partial MAN sums go to `man` [S, chunks].
-    `strides` are those of a pixel and of a channel in the pooled output.
+    `w` [S, 2, O, KP] are the packed weights, `share` [S, B] each sample's part of the batch mean, `stats`
+    GroupNorm's (`gram.statistics`). Partial MAN sums go to `man` [S, chunks]. `strides` are those of a pixel and of
+    a channel in the pooled output.
     """
     clients, batch = share.shape
     options = options or launch(stage, precision, backward=False)
     pooled = x.new_empty(clients, batch, stage.pooled * stage.out)
     arg = x.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    stats = share.new_empty(clients, batch if norm else 0, 2, stage.out)
-    gamma, beta = norm or (share, share)
     _forward[(chunks(stage, batch, options), clients)](
-        x, w, gamma, beta, share, pooled, arg, stats, man, batch, gamma.stride(0), man.stride(0), *strides,
-        **_constants(stage), G=stage.groups, EPS=stage.eps, KP=w.shape[-1], PRECISION=precision, **options,
+        x, w, share, share if stats is None else stats, pooled, arg, man, batch, man.stride(0), *strides,
+        **_constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
     )  # fmt: skip
-    return pooled, arg, stats
+    return pooled, arg
 
 
 def backward(
-    stage: Stage, x: Tensor, w: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, grad: Tensor,
-    arg: Tensor, stats: Tensor, dman: Tensor, strides: tuple[int, int], precision: str,
-    options: Launch | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Partial weight gradients [S, 2·chunks, O, KP] (of pairs: `conv.unpack`) and partial (dγ, dβ) [S, chunks, 2, O].
+    stage: Stage, x: Tensor, w: Tensor, share: Tensor, stats: Tensor | None, grad: Tensor, arg: Tensor,
+    dman: Tensor, strides: tuple[int, int], precision: str, options: Launch | None = None,
+) -> Tensor:  # fmt: skip
+    """Partial gradients [S, 2·chunks, O, KP] (of pairs: `conv.unpack`) for the packed weights.
 
-    `grad` is the gradient of the pooled output, `dman` [S] (any stride) that of the layer's MAN term.
+    `grad` is the gradient of the pooled output, `dman` [S] (any stride) that of the layer's MAN term. With
+    GroupNorm a chunk is a sample, and `gram.gradient` has to follow.
     """
     clients, batch = share.shape
     options = options or launch(stage, precision, backward=True)
     parts = chunks(stage, batch, options)
-    wpart = share.new_empty(clients, 2 * parts, stage.out, w.shape[-1])
-    npart = share.new_empty(clients, parts if norm else 0, 2, stage.out)
-    gamma, beta = norm or (share, share)
+    part = share.new_empty(clients, 2 * parts, stage.out, w.shape[-1])
     _backward[(parts, clients)](
-        x, w, gamma, beta, share, grad, arg, stats, dman, wpart, npart, batch, gamma.stride(0), dman.stride(0),
-        *strides, **_constants(stage), G=stage.groups, KP=w.shape[-1], PRECISION=precision, **options,
+        x, w, share, share if stats is None else stats, grad, arg, dman, part, batch, dman.stride(0), *strides,
+        **_constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
     )  # fmt: skip
-    return wpart, npart
+    return part

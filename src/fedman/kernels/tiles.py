@@ -31,19 +31,6 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def run(N: tl.constexpr, CACHED: tl.constexpr):
-    """0..N−1 as indices of contiguous bf16 values; CACHED hides all but runs of four from the compiler.
-
-    Asynchronous loads of 16 bytes go around the L1 cache and those of 8 bytes through it, where neighbouring taps
-    of a convolution find most of their pixels again.
-    """
-    i = tl.arange(0, N)
-    if CACHED:
-        i = i // 4 * 4 + i % 4
-    return i
-
-
-@triton.jit
 def relu(z):
     """max(z, 0) that keeps NaN: a diverged client must show in its loss."""
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -66,12 +53,25 @@ def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: 
 
 
 @triton.jit
-def keep_max(a, best, place, q: tl.constexpr):
-    """One step of the pool of values a ≥ 0: best starts at 0 and place at 4, which stands for 'none is positive'.
+def keep_max(a, best, q):
+    """One step of the pool of values a ≥ 0: the larger as int32, its last two bits replaced by 3 − q.
 
-    The first of equal values wins, as in PyTorch: flat patches of an image give equal values.
+    Floats ≥ 0 order like their bits, and NaN comes last, so one maximum keeps value and place; of equal values the
+    first wins, as in PyTorch (flat patches of an image give equal values). `best` starts at 0.
     """
-    return tl.maximum(a, best, propagate_nan=tl.PropagateNan.ALL), tl.where(a > best, q, place)
+    return tl.maximum(best, (a.to(tl.int32, bitcast=True) & -4) | (3 - q))
+
+
+@triton.jit
+def pooled_value(best):
+    """The maximum itself."""
+    return (best & -4).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pooled_place(best):
+    """The place 0..3 of the maximum, 4 where no value was positive."""
+    return tl.where(best < 4, 4, 3 - (best & 3)).to(tl.int8)
 
 
 @triton.jit
@@ -84,9 +84,10 @@ def affine(z, scale, shift, G: tl.constexpr):
 
 
 @triton.jit
-def activation_gradient(y, g, place, q: tl.constexpr, coef):
-    """dF/dy at position q: the pooled gradient g where q was the (positive) maximum, and MAN's dense 2ζ/n·relu(y)."""
-    return tl.where(place == q, g, 0.0) + coef * tl.maximum(y, 0.0)
+def activation_gradient(y, g, q, coef):
+    """dF/dy at position q: the pooled gradient where q was the (positive) maximum, and MAN's dense 2ζ/n·relu(y)."""
+    here = g ^ q  # its last two bits are zero if q is the place
+    return tl.where((here & 3) == 0, here.to(tl.float32, bitcast=True), 0.0) + coef * tl.maximum(y, 0.0)
 
 
 @triton.jit
@@ -94,14 +95,17 @@ def incoming(
     grad, arg, share, strength, n, end, c, stride_px, stride_c,
     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
 ):  # fmt: skip
-    """What the backward pass knows of windows n: pooled gradient, place of the maximum, MAN's 2ζ·share/n."""
+    """What the backward pass knows of windows n: pooled gradient with place, and MAN's 2ζ·share/n.
+
+    The place of the maximum is put into the last two bits of the gradient, to save registers.
+    """
     inside = n < end
     at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
     g = tl.load(grad + at, mask=(inside & complete)[:, None], other=0.0).to(tl.float32)
-    place = tl.load(arg + n[:, None] * O + c[None, :], mask=inside[:, None], other=4)
+    place = tl.load(arg + n[:, None] * O + c[None, :], mask=inside[:, None], other=4).to(tl.int32)
     b = n // (((OH + 1) // 2) * ((OW + 1) // 2))
     coef = strength / (OH * OW * O) * tl.load(share + b, mask=inside, other=0.0)
-    return g, place, coef[:, None]
+    return tl.where(place == 4, 0, (g.to(tl.int32, bitcast=True) & -4) | place), coef[:, None]
 
 
 @triton.jit

@@ -29,7 +29,7 @@ def _squares(g, part, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _update(
-    w, g, out, part, lr, clip, decay, lr_stride,
+    w, g, out, part, lr, extra, clip, decay, lr_stride, extra_stride, EXTRA: tl.constexpr,
     P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(1).to(tl.int64)
@@ -38,6 +38,8 @@ def _update(
     factor = clip / (norm + 1e-6)
     factor = tl.where(factor > 1.0, 1.0, factor)
     eta = tl.load(lr + s * lr_stride)
+    if EXTRA:
+        decay += tl.load(extra + s * extra_stride)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.multiple_of(s * P, ALIGN) + i
     v = tl.load(w + at, mask=i < P)
@@ -46,13 +48,16 @@ def _update(
 
 
 def clip_update(
-    w: Tensor, g: Tensor, lr: Tensor, clip: float = math.inf, decay: float = 0.0,
+    w: Tensor, g: Tensor, lr: Tensor, clip: float = math.inf, decay: float = 0.0, extra: Tensor | float = 0.0,
     out: Tensor | None = None, options: Launch = OPTIONS,
 ) -> Tensor:  # fmt: skip
-    """`w − lr·(g·min(1, clip/(‖g‖ + 1e-6)) + decay·w)` for rows of fp32 `w` and `g` [S, P].
+    """`w − lr·(g·min(1, clip/(‖g‖ + 1e-6)) + (decay + extra)·w)` for rows of fp32 `w` and `g` [S, P].
 
-    `lr` is a tensor on the device, of one value or of one a row [S]. `out` may be `w`.
+    `lr` is a tensor on the device, of one value or of one a row; so is `extra`, where it is no number. `out` may
+    be `w`.
     """
+    rows = extra.reshape(-1) if isinstance(extra, Tensor) else lr
+    decay = decay if isinstance(extra, Tensor) else decay + extra
     w, g = w.contiguous(), g.contiguous()
     clients, size = w.shape
     out = torch.empty_like(w) if out is None else out
@@ -61,7 +66,12 @@ def clip_update(
     constants = {"P": size, "ALIGN": math.gcd(size, 4), **options}
     _squares[(parts, clients)](g, part, **constants)
     _update[(parts, clients)](
-        w, g, out, part, lr, clip, decay, lr.stride(0) if lr.numel() > 1 else 0,
+        w, g, out, part, lr, rows, clip, decay, _stride(lr), _stride(rows), isinstance(extra, Tensor),
         PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
     )  # fmt: skip
     return out
+
+
+def _stride(v: Tensor) -> int:
+    """Of the rows' own values; 0 where one value serves all."""
+    return v.stride(0) if v.numel() > 1 else 0

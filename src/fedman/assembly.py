@@ -1,0 +1,85 @@
+"""From a configuration and a data set to an engine: clients, model, MAN's layers, algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedman.algorithms import ALGORITHMS
+from fedman.batches import Samples
+from fedman.data import Dataset, partition
+from fedman.engine import Engine, Training
+from fedman.errors import UserError
+from fedman.man import Measure
+from fedman.models import build
+from fedman.stacked import Stacked
+
+if TYPE_CHECKING:
+    from fedman.config import Config
+
+
+def stackable(config: Config) -> tuple[object, ...]:
+    """Runs with the same value can share a chunk: all that decides the work is the same, but for ζ, seed, partition."""
+    apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced")
+    return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
+
+
+def make_engine(
+    config: Config, data: Dataset, shared: Samples, model: nn.Module | None, device: str, precision: str
+) -> Engine:
+    """The engine of a configuration on samples that are on the device already."""
+    parts = partition.split(
+        data.y_train,
+        config.partition,
+        config.clients,
+        classes=data.classes,
+        seed=config.partition_seed,
+        sigma=config.unbalanced,
+        dataset=data.name,
+    )
+    augment = data.augment if config.augment is None else config.augment
+    if augment and not shared.images:
+        raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
+    model = model if model is not None else initial_model(config.model, data, config.seed)
+    return Engine(
+        Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant)),
+        ALGORITHMS[config.algorithm](**config.hyper),
+        replace(shared, parts=[torch.as_tensor(p, device=device) for p in parts], augment=augment),
+        Training(**{name: getattr(config, name) for name in Training.__dataclass_fields__}),
+        chunk=config.chunk,
+        device=device,
+        precision=precision,
+    )
+
+
+def on_device(data: Dataset, device: str) -> Samples:
+    """A data set's samples on the device, not yet split over clients."""
+    x, y, x_test, y_test = (
+        torch.as_tensor(a, device=device) for a in (data.x_train, data.y_train, data.x_test, data.y_test)
+    )
+    return Samples(x, y, x_test, y_test, [], data.mean, data.std, data.augment)
+
+
+def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
+    """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(name, data.shape, data.classes)
+
+
+def man_layers(variant: str) -> dict[str, Measure] | None:
+    """None: the paper's formula (all activations). "tiny-code": the term in the authors' Tiny-ImageNet code, which
+    misses the third convolution and adds the batch variance of the second linear layer (protocol §2.5)."""
+    if variant == "formula":
+        return None
+
+    def mean_square(a: Tensor) -> Tensor:
+        return a.square().flatten(1).mean(1)
+
+    def with_variance(a: Tensor) -> Tensor:
+        return mean_square(a) + a.var(0).mean()
+
+    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": with_variance}

@@ -1,0 +1,123 @@
+"""GroupNorm of the first stage without its map: statistics and gradients from sums over patches.
+
+The map z = pᵀw is linear in the patch p under the kernel, so sums over a sample's map follow from sums over its
+patches. With the Gram matrix A = Σ p·pᵀ, and e picking the ones among the inputs: Σ z² = wᵀAw and Σ z = wᵀAe. In
+the backward pass, with U = Σ p·dy from `first.backward`: Σ dy = eᵀU (that is dβ) and Σ dy·z = wᵀU, and where
+dz = α·dy − β − γ·z, the weight gradient Σ p·dz is α·U − β·Ae − γ·Aw. So either pass computes the map once.
+
+A patch serves a pair of outputs, left and right, with weights of their own (`first`); sums run over both.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedman.kernels.first import _constants, _patch, _weights
+from fedman.kernels.stage import Launch, Stage
+from fedman.kernels.tiles import dot, group_sum, moments
+
+
+@triton.jit
+def _times(gram, weight, PRECISION: tl.constexpr):
+    """A·w in nearly full fp32: sums over a whole map cancel."""
+    zero = tl.zeros(weight.shape, tl.float32)
+    return tl.dot(gram, weight, zero, input_precision="ieee" if PRECISION == "ieee" else "tf32x3")
+
+
+@triton.jit
+def _statistics(
+    x, w, gamma, beta, stats, grams, B, P,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
+    OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,
+    BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    WINDOWS: tl.constexpr = ((OH + 1) // 2) * (OW // 2)
+    b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    k, c = tl.arange(0, KP), tl.arange(0, O)
+    x += s * B * (H * W * C)
+    gram = tl.zeros((KP, KP), tl.float32)
+    for row in range(2 * ((WINDOWS + BM - 1) // BM)):
+        n = b * WINDOWS + row // 2 * BM + tl.arange(0, BM)
+        patch, _, _ = _patch(x, n, row % 2, (b + 1) * WINDOWS, H, W, C, KS, OH, OW, KP)
+        gram = dot(tl.trans(patch), patch, gram, PRECISION)
+    sample = s * B + b
+    tl.store(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :], gram)
+    left = _weights(w, s, 0, O, KP).to(tl.float32)
+    right = _weights(w, s, 1, O, KP).to(tl.float32)
+    patches = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+    total = tl.sum((left + right) * patches[:, None], 0)
+    squares = tl.sum(left * _times(gram, left, PRECISION), 0) + tl.sum(right * _times(gram, right, PRECISION), 0)
+    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, G, O)
+    scale = rstd * tl.load(gamma + s * P + c)
+    stats += sample * (4 * O)
+    tl.store(stats + c, mean)
+    tl.store(stats + O + c, rstd)
+    tl.store(stats + 2 * O + c, scale)
+    tl.store(stats + 3 * O + c, tl.load(beta + s * P + c) - mean * scale)
+
+
+@triton.jit
+def _gradient(
+    w, gamma, stats, grams, part, npart, B, P,
+    C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
+    KP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    k, c = tl.arange(0, KP), tl.arange(0, O)
+    sample = s * B + b
+    stats += sample * (4 * O)
+    mean, rstd, scale = tl.load(stats + c), tl.load(stats + O + c), tl.load(stats + 2 * O + c)
+    left = _weights(w, s, 0, O, KP).to(tl.float32)
+    right = _weights(w, s, 1, O, KP).to(tl.float32)
+    at = part + sample * (2 * O * KP) + c[None, :] * KP + k[:, None]
+    dleft, dright = tl.load(at), tl.load(at + O * KP)
+    dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
+    dgamma = rstd * (tl.sum(left * dleft + right * dright, 0) - mean * dbeta)
+    tl.store(npart + sample * (2 * O) + c, dgamma)
+    tl.store(npart + sample * (2 * O) + O + c, dbeta)
+    weighting = tl.load(gamma + s * P + c) / (OH * OW * (O // G))
+    slope = rstd * rstd * group_sum(dgamma * weighting, G, O)
+    constant = rstd * group_sum(dbeta * weighting, G, O) - mean * slope
+    gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
+    patches = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+    shift = patches[:, None] * constant[None, :]
+    tl.store(at, dleft * scale[None, :] - shift - _times(gram, left, PRECISION) * slope[None, :])
+    tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right, PRECISION) * slope[None, :])
+
+
+STATISTICS: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
+
+
+def statistics(
+    stage: Stage, x: Tensor, w: Tensor, norm: tuple[Tensor, Tensor], precision: str, options: Launch = STATISTICS
+) -> tuple[Tensor, Tensor]:
+    """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O], and Gram matrices [S, B, KP, KP].
+
+    The normalised map is z·scale + shift. `norm` are GroupNorm's scale and shift, rows of the flat parameters.
+    """
+    clients, batch, depth = *x.shape[:2], w.shape[-1]
+    gamma, beta = norm
+    stats = gamma.new_empty(clients, batch, 4, stage.out)
+    grams = gamma.new_empty(clients, batch, depth, depth)
+    _statistics[(batch, clients)](
+        x, w, gamma, beta, stats, grams, batch, gamma.stride(0), **_constants(stage),
+        G=stage.groups, EPS=stage.eps, KP=depth, PRECISION=precision, **options,
+    )  # fmt: skip
+    return stats, grams
+
+
+def gradient(
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str
+) -> Tensor:
+    """Partial gradients [S, B, 2, O] of γ and β; turns `part`, made for the normalised map, into that for the map."""
+    clients, batch = stats.shape[:2]
+    npart = stats.new_empty(clients, batch, 2, stage.out)
+    oh, ow = stage.map
+    _gradient[(batch, clients)](
+        w, norm[0], stats, grams, part, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
+        G=stage.groups, KP=w.shape[-1], PRECISION=precision, num_warps=8,
+    )  # fmt: skip
+    return npart

@@ -1,0 +1,105 @@
+"""The local work of a chunk of clients: K steps on `[S, P]`, in a loop or as replays of a captured graph.
+
+A chunk can hold clients of several runs: their jobs are stacked row on row (`stack`), since nothing in a step connects
+one row with another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedman.algorithms import Algorithm, Local, State
+from fedman.batches import Batch, Batches
+from fedman.graphs import Graphs, Inputs, Tensors
+from fedman.stacked import Stacked
+
+
+class Stopped(Exception):
+    """The user asked to stop; the state is that of the last finished round."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the steps of S clients need."""
+
+    batches: Batches
+    server: State  # [P] each; [S, P] where runs are stacked
+    memory: State  # [S, P] each: the clients' own, and what the algorithm's `begin` made
+    hp: Local
+    zeta: float | Tensor  # ζ; [S] where runs are stacked
+
+    def __len__(self) -> int:
+        return len(self.hp.p)
+
+
+def stack(jobs: Sequence[Job]) -> Job:
+    """The rows of several runs as one job: the same algorithm, model and training, but for ζ, seed and partition."""
+    if len(jobs) == 1:
+        return jobs[0]
+    first = jobs[0]
+    hp = replace(first.hp, p=torch.cat([j.hp.p for j in jobs]), steps=torch.cat([j.hp.steps for j in jobs]))
+    return Job(
+        Batches.stacked([j.batches for j in jobs]),
+        {name: torch.cat([j.server[name].expand(len(j), -1) for j in jobs]) for name in first.server},
+        {name: torch.cat([j.memory[name] for j in jobs]) for name in first.memory},
+        hp,
+        torch.cat([hp.lr.new_full((len(j),), float(j.zeta)) for j in jobs]),
+    )
+
+
+def train(
+    job: Job, algorithm: Algorithm, stacked: Stacked, graphs: Graphs | None, stopping: threading.Event
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The final models `[S, P]`, and by client `[S]`: the mean "loss" over its steps and each layer's MAN term.
+
+    The MAN terms are those of the final model on the client's first batch, whether ζ is zero or not.
+    """
+    w = job.server["w"].expand(len(job), -1)
+    carry: Tensors = {"w": w, "loss": w.new_zeros(len(job))}
+    carry = {**carry, **{name: w.new_zeros(()).expand_as(w) for name in algorithm.scratch}}
+    inputs = {
+        "batches": job.batches.tensors,
+        "server": job.server,
+        "memory": job.memory,
+        "hp": {"lr": job.hp.lr, "p": job.hp.p, "steps": job.hp.steps},
+        "zeta": {"zeta": job.zeta} if isinstance(job.zeta, Tensor) else {},
+    }
+
+    def step(inputs: Inputs, j: int | Tensor, carry: Tensors) -> Tensors:
+        batches, hp = job.batches.over(inputs["batches"]), replace(job.hp, **inputs["hp"])  # type: ignore[arg-type]
+        now = Job(batches, inputs["server"], inputs["memory"], hp, inputs["zeta"].get("zeta", job.zeta))
+        return _step(now, algorithm, stacked, batches.at(j), batches.active(j), carry)
+
+    if graphs is not None and not stopping.is_set():
+        carry = graphs.run(step, inputs, carry, job.batches.steps)
+    else:
+        for j in range(job.batches.steps):
+            if stopping.is_set():
+                raise Stopped
+            carry = step(inputs, j, carry)
+    figures = {"loss": carry["loss"] / job.hp.steps[:, 0]}
+    return carry["w"], figures | stacked.man_terms(carry["w"], *job.batches.at(0))
+
+
+def _step(
+    job: Job, algorithm: Algorithm, stacked: Stacked, batch: Batch, active: Tensor | None, carry: Tensors
+) -> Tensors:
+    """One local step; clients that are not `active` any more stay where they are."""
+    seen: list[Tensor] = []
+
+    def grad(w: Tensor) -> Tensor:
+        gradient, ce = stacked.gradient(w, *batch, job.zeta)
+        seen.append(ce)
+        return gradient
+
+    scratch = {name: carry[name] for name in algorithm.scratch}
+    after = algorithm.step(carry["w"], grad, job.server, {**job.memory, **scratch}, job.hp)
+    if isinstance(after, tuple):
+        after, scratch = after[0], dict(after[1])
+    w = after if active is None else after.where(active, carry["w"])
+    return {"w": w, "loss": carry["loss"] + seen[0], **scratch}
