@@ -202,10 +202,20 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 
 def test_only_rows_of_clients_seen_are_stored(tmp_path):
-    fedman.run(**{**SMALL, "rounds": 1}, algorithm="feddc", out=tmp_path)
+    keys = {**SMALL, "algorithm": "feddc", "checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**keys, out=tmp_path, progress=lambda r: (_ for _ in ()).throw(KeyboardInterrupt))
     tensors = load_file(tmp_path / "checkpoint" / "round-000001.safetensors")
     seen = len(read_rounds(tmp_path / "rounds.jsonl")[0]["cohort"])
     assert {len(tensors[name]) for name in ("last", "memory.h", "memory.g")} == {seen}
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path):
+    first = fedman.run(**SMALL, out=tmp_path)
+    assert not (tmp_path / "checkpoint").exists()
+    again = fedman.run(**SMALL, out=tmp_path, resume=True, progress=lambda r: pytest.fail("played again"))
+    assert (again.summary, again.rounds) == (first.summary, first.rounds)
+    assert all(torch.equal(again.models[m][k], v) for m, model in first.models.items() for k, v in model.items())
 
 
 def test_a_diverged_run_says_so(tmp_path):
@@ -213,6 +223,8 @@ def test_a_diverged_run_says_so(tmp_path):
         fedman.run(**SMALL, lr=1e30, clip=float("inf"), out=tmp_path)
     assert json.loads((tmp_path / "diverged.json").read_text())["round"] == 1
     assert not (tmp_path / "summary.json").exists()
+    with pytest.raises(Diverged, match="round 1"):
+        fedman.run(**SMALL, lr=1e30, clip=float("inf"), out=tmp_path, resume=True)
 
 
 def test_a_users_own_module_and_arrays():
@@ -279,7 +291,7 @@ def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
     again = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
     assert ran == [grid[3].name]
     assert sweep.table(again) == (header, lines)
-    with pytest.raises(UserError, match="holds a run of another configuration"):
+    with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
         sweep.run([sweep.Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
 
 

@@ -5,6 +5,7 @@ experiment.run -> engine.Engine.round -> one file of algorithms/
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedman import checkpoint
@@ -22,7 +23,17 @@ from fedman.data import Dataset, load
 from fedman.engine import Engine, Federation, Outcome, play
 from fedman.errors import Diverged
 from fedman.local import Stopped
-from fedman.records import RunFolder, to_toml, version, write_json, write_text, write_whole
+from fedman.records import (
+    LOCAL,
+    RunFolder,
+    finished,
+    read_rounds,
+    to_toml,
+    version,
+    write_json,
+    write_text,
+    write_whole,
+)
 from fedman.runtime import (
     device_name,
     log_round,
@@ -77,6 +88,10 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
+    if out is not None and resume and (summary := finished(Path(out), config.flat())):
+        if "diverged" in summary:
+            raise Diverged(summary["diverged"])
+        return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
     data = data or load(config.dataset, config.data_dir)
     (result,) = run_stacked(
         [config], data, [out], model=model, resume=resume, device=device, progress=[progress], warn=warn
@@ -134,8 +149,7 @@ class Run:
         self.config, self.engine, self.folder = config, engine, folder
         self.precision, self.progress = precision, progress
         self.flat = config.flat()
-        local = ("data_dir", "checkpoint_seconds", "tensorboard")
-        self.decisive = {k: v for k, v in self.flat.items() if k not in local}
+        self.decisive = {k: v for k, v in self.flat.items() if k not in LOCAL}
         self.state, self.before, self.log = engine.start(), 0.0, None
         self.records: list[dict[str, Any]] = []
         if folder:
@@ -187,8 +201,7 @@ class Run:
             write_json(self.folder.diverged, about)
 
     def finish(self) -> Result:
-        """The summary and the models, written and returned."""
-        self.keep()
+        """The summary and the models, written and returned; the checkpoints have served."""
         last = self.records[-1]
         summary = {
             "method": self.config.method,
@@ -212,6 +225,7 @@ class Run:
             tensors = {f"{name}.{k}": v for name, model in models.items() for k, v in model.items()}
             write_whole(self.folder.model, lambda path: save_file(tensors, path))
             write_json(self.folder.summary, summary)
+            shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
         return Result(summary, self.records, models)
 
 
@@ -253,6 +267,15 @@ def _round(runs: list[Run]) -> list[Outcome | Diverged]:
         return [runs[0].engine.round(runs[0].state, runs[0].cohort())]
     except Diverged as error:
         return [error]
+
+
+def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The three models of a finished run."""
+    models: dict[str, dict[str, Tensor]] = {}
+    for key, v in load_file(path).items():
+        name, _, parameter = key.partition(".")
+        models.setdefault(name, {})[parameter] = v
+    return models
 
 
 def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:

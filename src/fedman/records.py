@@ -15,6 +15,9 @@ from typing import IO, Any
 
 from fedman.errors import UserError
 
+LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
+"""Keys that do not decide a run's result."""
+
 
 @cache
 def version() -> str:
@@ -127,6 +130,23 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
+
+
+def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary of a finished run, or its note of divergence; None if there is work left."""
+    for name in ("summary.json", "diverged.json"):
+        path = folder / name
+        if path.exists():
+            try:
+                summary = json.loads(path.read_bytes())
+                before = dict(summary["config"])
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{path}: not a summary of this program") from None
+            changed = sorted(k for k in {*before, *config} if before.get(k) != config.get(k) and k not in LOCAL)
+            if changed:
+                raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
+            return summary
+    return None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from fedman.assembly import stackable
 from fedman.config import Config, resolve
 from fedman.data import Dataset
 from fedman.errors import Diverged, UserError
+from fedman.records import finished
 from fedman.runtime import pick_device
 
 HYPER = {name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)}
@@ -80,7 +80,7 @@ def run(
     warn: Callable[[str], object] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Run what is not done yet, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
-    rows = [_done(out / cell.name, cell.config) for cell in grid]
+    rows = [finished(out / cell.name, cell.config.flat()) for cell in grid]
     left = [i for i, row in enumerate(rows) if row is None]
     for group in groups([grid[i].config for i in left], pick_device(device)):
         cells = [left[i] for i in group]
@@ -113,22 +113,6 @@ def groups(configs: list[Config], device: str) -> list[list[int]]:
         size = max(1, round(CLIENTS / (config.clients * config.participation)))
         made += [members[lo : lo + size] for lo in range(0, len(members), size)]
     return made
-
-
-def _done(folder: Path, config: Config) -> dict[str, Any] | None:
-    """The summary of a finished cell, or its divergence; None if there is work left."""
-    for name in ("summary.json", "diverged.json"):
-        path = folder / name
-        if path.exists():
-            try:
-                summary = json.loads(path.read_bytes())
-                same = summary["config"] == json.loads(json.dumps(config.flat()))
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}: not a summary of this program") from None
-            if not same:
-                raise UserError(f"{folder}: holds a run of another configuration; choose another --out")
-            return summary
-    return None
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
