@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,10 +53,11 @@ class Samples:
     def sizes(self, clients: Sequence[int]) -> list[int]:
         return [len(self.parts[k]) for k in clients]
 
-    def index(self, clients: Sequence[int], longest: int) -> Tensor:
-        """`[S, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
-        rows = [self.parts[k] for k in clients]
-        return torch.stack([torch.cat([row, row[:1].expand(longest - len(row))]) for row in rows])
+    @cached_property
+    def table(self) -> Tensor:
+        """`[N, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
+        rows = [torch.cat([part, part[:1].expand(self.longest - len(part))]) for part in self.parts]
+        return torch.stack(rows)
 
     def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice of the normalised test set, images with their channels first."""
@@ -71,7 +73,8 @@ class Batches:
     ) -> None:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
-        tensors = {"index": samples.index(clients, plan.longest), "sample": plan.sample, "window": plan.window}
+        index = samples.table[clients, : plan.longest]
+        tensors = {"index": index, "sample": plan.sample, "window": plan.window}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
         if min(plan.steps) < self.steps:

@@ -169,15 +169,15 @@ class Engine:
         if not good:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
         share = [self.share[cohort[i]].item() for i in good]
-        mean = {name: weighted_mean(rows, good, share).to(self.dtype) for name, rows in upload.items()}
+        mean = {name: (weighted_sum(v[good], share) / sum(share)).to(self.dtype) for name, v in upload.items()}
         state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
         state.sel = mean["w"]
-        for i, weight in zip(good, share, strict=True):
-            k = cohort[i]
-            state.total.add_(upload["w"][i].double() - state.last[k].double(), alpha=weight)
-            state.last[k] = upload["w"][i]
-            for name, rows in memory.items():
-                state.memory[name][k] = rows[i]
+        ids = [cohort[i] for i in good]
+        state.total += weighted_sum(upload["w"][good], share) - weighted_sum(state.last[ids], share)
+        state.last[ids] = upload["w"][good]
+        for name, rows in memory.items():
+            state.memory[name][ids] = rows[good]
+        for k in ids:
             state.seen[k] = True
         lr = self.training.lr * self.training.lr_decay**state.round
         state.round += 1
@@ -255,12 +255,12 @@ def _join(parts: Sequence[State]) -> dict[str, Tensor]:
     return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
 
-def weighted_mean(rows: Tensor, which: Sequence[int], weights: Sequence[float]) -> Tensor:
-    """Σ weight·row / Σ weight in float64 and in the order given: the same bits for any chunking and device count."""
+def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """Σ weight·row in float64 and in the order given: the same bits for any chunking and number of cores."""
     total = torch.zeros(rows.shape[-1], dtype=torch.float64, device=rows.device)
-    for i, weight in zip(which, weights, strict=True):
-        total.add_(rows[i], alpha=weight)
-    return total / sum(weights)
+    for row, weight in zip(rows, weights, strict=True):
+        total.add_(row, alpha=weight)
+    return total
 
 
 def default_chunk(stacked: Stacked, device: torch.device) -> int:

@@ -140,8 +140,8 @@ class Stacked:
     ) -> tuple[Tensor, Tensor]:
         """The gradient `[S, P]` of cross-entropy + ζ·MAN, and the cross-entropy `[S]`."""
         if self.kernels is not None:
-            zetas = W.new_zeros(self.kernels.layers)
-            zetas[: len(self.layers)] = zeta
+            zetas = W.new_zeros(len(W), self.kernels.layers)
+            zetas[:, : len(self.layers)] = zeta[:, None] if isinstance(zeta, Tensor) else zeta
             ce, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
             return gradient, ce
         man = isinstance(zeta, Tensor) or zeta > 0

@@ -28,7 +28,7 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
 
     Half precision is summed in float32. Right under autograd of any order, forward mode, vmap and torch.compile.
     """
-    if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
+    if _plain(a):
         rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
         return a, rows.square().sum(-1) / a.numel()
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
@@ -105,11 +105,17 @@ def _is_relu(a: Tensor, z: Tensor) -> bool:
     return node.next_functions[0] == (z.grad_fn, z.output_nr)
 
 
+def _plain(a: Tensor) -> bool:
+    """Whether the plain formula is best: a compiler fuses it by itself, and with a small activation on a GPU the
+    launches count, of which it has the cheapest. A captured graph makes launches cheap and wants the kernels."""
+    if torch.compiler.is_compiling():
+        return True
+    return a.is_cuda and a.numel() < LARGE and not torch.cuda.is_current_stream_capturing()
+
+
 def _serves(a: Tensor, keep: int) -> bool:
-    """Whether the GPU kernels can be used and pay: launching one from Python costs more than a small activation."""
-    if not a.is_cuda or (a.numel() < LARGE and not torch.cuda.is_current_stream_capturing()):
-        return False
-    return _available(a.device) and _in_rows(a, keep)
+    """Whether the GPU kernels can be used."""
+    return a.is_cuda and _available(a.device) and _in_rows(a, keep)
 
 
 _available = functools.cache(kernels.available)
