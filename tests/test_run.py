@@ -15,7 +15,7 @@ from torch import nn
 
 import fedman
 import fedman.data
-from fedman import sweep
+from fedman import experiment, sweep
 from fedman.algorithms import ALGORITHMS
 from fedman.assembly import man_layers
 from fedman.config import resolve
@@ -293,6 +293,29 @@ def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
     assert sweep.table(again) == (header, lines)
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
         sweep.run([sweep.Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
+
+
+def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
+    """What a sweep does on a GPU, on the CPU: other seeds, ζ and ragged partitions side by side, one diverging."""
+    keys = {**SMALL, "algorithm": "feddc", "unbalanced": 0.5, "precision": "fp64"}
+    configs = [
+        resolve({**keys, "seed": s, "zeta": z, "partition": p}) for s, z, p in [(0, 0, "dir0.3"), (1, 0.1, "iid")]
+    ]
+    data = DIGITS["digits", None]
+    outs = [tmp_path / "a", tmp_path / "b"]
+    quiet = [lambda record: None] * 2
+    stacked = experiment.run_stacked(configs, data, outs, device="cpu", progress=quiet)
+    for config, out, result in zip(configs, outs, stacked, strict=True):
+        alone = experiment.run(config, data=data, device="cpu")
+        assert result.accuracy == alone.accuracy
+        assert result.rounds[-1]["loss"] == pytest.approx(alone.rounds[-1]["loss"], rel=1e-9)
+        for k, v in alone.models["cloud"].items():
+            torch.testing.assert_close(result.models["cloud"][k], v, rtol=1e-9, atol=1e-11)
+        assert json.loads((out / "summary.json").read_text())["stacked"] == 2
+    assert sweep.groups(configs, "cuda") == [[0, 1]]
+    assert sweep.groups(configs, "cpu") == [[0], [1]]
+    other = [*configs, resolve({**keys, "lr": 0.05})]
+    assert sweep.groups(other, "cuda") == [[0, 1], [2]]
 
 
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):

@@ -74,6 +74,7 @@ class Batches:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
         index = samples.table[clients, : plan.longest]
+        index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
         tensors = {"index": index, "sample": plan.sample, "window": plan.window}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)

@@ -119,8 +119,10 @@ def run_stacked(
         stack.enter_context(matmul_precision(precision))
         shared = on_device(data, device)
         engines = [make_engine(config, data, shared, model, device, precision) for config in configs]
-        for engine in engines[1:]:
+        longest = max(engine.samples.longest for engine in engines)
+        for engine in engines:  # of one stack: plans of one shape, one set of graphs, one stop
             engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
+            engine.longest = longest if engine.longest or len(engines) > 1 else None
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(engines[0])) if any(folders) else []
         runs = [
