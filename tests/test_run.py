@@ -246,6 +246,7 @@ def test_a_users_own_module_and_arrays():
         rounds=8, batch_size=10, algorithm="feddyn", zeta=0.01,
     )  # fmt: skip
     assert result.accuracy > 85
+    assert (result.summary["config"]["model"], result.summary["config"]["dataset"]) == ("custom", "custom")
     assert list(result.rounds[0]["man"]) == ["gelu", "output"] or list(result.rounds[0]["man"]) == [
         "gelu#1",
         "output",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedman import experiment
-from fedman.config import resolve
+from fedman.config import CUSTOM, resolve
 from fedman.data import Dataset, from_arrays
 
 
@@ -40,8 +40,8 @@ def run(
     elif preset is None or dataset != "digits":
         keys["dataset"] = dataset
     own = model if isinstance(model, nn.Module) else None
-    if isinstance(model, str) and model:
-        keys["model"] = model
+    if own is not None or model:
+        keys["model"] = CUSTOM if own is not None else model
     return experiment.run(
         resolve(keys, preset), data=data, model=own, out=out, resume=resume, device=device, progress=progress
     )

@@ -18,7 +18,7 @@ from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError
 from fedman.presets import PRESETS, paper_hyperparameters
 
-CUSTOM = "custom"  # arrays handed over in Python
+CUSTOM = "custom"  # arrays or a module handed over in Python
 MODELS = ("cifar_cnn", "tiny_cnn", "small_cnn", "mlp", "resnet18_gn")
 
 Positive = Annotated[float, Field(gt=0)]
@@ -137,7 +137,7 @@ def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
             if known.get(key) is not None and key not in own:
                 has = f"it has {', '.join(own)}" if own else "it has none"
                 yield f"{key}: {config.algorithm} has no such hyper-parameter ({has})"
-    if config.model and config.model not in MODELS:
+    if config.model and config.model not in (*MODELS, CUSTOM):
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
     for check, value in ((_known_dataset, config.dataset), (partition.parse, config.partition)):
         try:

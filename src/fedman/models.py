@@ -136,6 +136,8 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 def build(name: str, shape: Sequence[int], classes: int) -> nn.Module:
     """The model `name` for images (or rows) of `shape` and `classes` outputs, with PyTorch's default init."""
+    if name not in MODELS:
+        raise UserError(f"model: {name!r} is not one of {', '.join(MODELS)}; hand a module of your own to fedman.run")
     if name in ("cifar_cnn", "tiny_cnn", "small_cnn", "resnet18_gn") and len(shape) != 3:
         raise UserError(f"model: {name} needs images, the data has rows of shape {tuple(shape)}; try model=mlp")
     return MODELS[name](shape, classes)

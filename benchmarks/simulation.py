@@ -1,0 +1,162 @@
+"""One federated round on the paper's CIFAR CNN: fedman against plain loops, the same work, interleaved in one run.
+
+    python benchmarks/simulation.py [--device cpu|cuda] [--algorithm fedavg] [--zeta 0.15] [--clients 4] [--repeats 3]
+
+- research loop: the style of the field's published code: one client after the other, a DataLoader with per-sample numpy
+  augmentation, a host sync every step, MAN as `a.square().mean()`;
+- tuned loop: one client after the other as a careful PyTorch user writes it: batches sliced and augmented as tensors,
+  channels_last, no sync, `fedman.ActivationNorm`.
+
+Both are FedAvg on all cores. The data are random images; times do not depend on their contents.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fedman import ActivationNorm
+from fedman.algorithms import ALGORITHMS
+from fedman.batches import Samples
+from fedman.engine import Engine, Training
+from fedman.models import cifar_cnn
+from fedman.stacked import Stacked
+
+SIZE, EPOCHS, BATCH, CLASSES = 500, 5, 50, 100
+MACS = 14.7e6  # of one image forward; a training step is three times that, a SAM step six
+HOW = Training(epochs=EPOCHS, batch_size=BATCH)
+
+
+class Augmented(Dataset):
+    """Per-sample augmentation in numpy."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.x, self.y, self.rng = x, y, np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int):
+        image = self.x[i]
+        if self.rng.random() > 0.5:
+            image = image[:, :, ::-1]
+        if self.rng.random() > 0.5:
+            padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
+            down, right = self.rng.integers(0, 9, 2)
+            image = padded[:, down : down + 32, right : right + 32]
+        return torch.tensor(image.copy()), self.y[i]
+
+
+def research_loop(model, images, labels, zeta, device):
+    """One client's local work; returns its weights."""
+    model, taps, losses = copy.deepcopy(model), [], []
+    if zeta:
+        for module in model.modules():
+            if isinstance(module, nn.ReLU):
+                module.register_forward_hook(lambda m, i, out: taps.append(out))
+    optimiser = torch.optim.SGD(model.parameters(), HOW.lr, weight_decay=HOW.weight_decay)
+    loader = DataLoader(Augmented(images, labels), BATCH, shuffle=True)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            x, y = x.to(device), y.to(device)
+            taps.clear()
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            if zeta:
+                loss = loss + zeta * sum(a.square().mean() for a in (*taps, out))
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), HOW.clip)
+            optimiser.step()
+            losses.append(loss.item())
+    return model
+
+
+def tuned_loop(model, images, labels, zeta, device):
+    model = copy.deepcopy(model)
+    man = ActivationNorm(model) if zeta else None
+    optimiser = torch.optim.SGD(model.parameters(), HOW.lr, weight_decay=HOW.weight_decay)
+    x_all = F.pad(torch.as_tensor(images, device=device), (4, 4, 4, 4)).contiguous(memory_format=torch.channels_last)
+    y_all = torch.as_tensor(labels, device=device)
+    for _ in range(EPOCHS):
+        for index in torch.randperm(len(y_all), device=device).split(BATCH):
+            down, right = torch.randint(0, 9, (2,)).tolist()
+            x = x_all[index][:, :, down : down + 32, right : right + 32]
+            x = x.flip(-1) if torch.rand(()) < 0.5 else x
+            loss = F.cross_entropy(model(x.contiguous(memory_format=torch.channels_last)), y_all[index])
+            if man:
+                loss = loss + zeta * man()
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), HOW.clip)
+            optimiser.step()
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--algorithm", default="fedavg", choices=ALGORITHMS)
+    parser.add_argument("--zeta", type=float, default=0.15)
+    parser.add_argument("--clients", type=int, default=4, help="in the round; the time is scaled to ten")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--only", nargs="*", default=["research", "tuned", "fedman"])
+    options = parser.parse_args()
+    device, clients = torch.device(options.device), options.clients
+
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (clients * SIZE, 32, 32, 3), dtype=np.uint8)
+    y = rng.integers(0, CLASSES, clients * SIZE)
+    floats = ((raw / 255 - 0.5) / 0.25).astype(np.float32).transpose(0, 3, 1, 2).copy()
+    torch.manual_seed(0)
+    model = cifar_cnn((3, 32, 32), CLASSES).to(device)
+
+    parts = list(torch.arange(clients * SIZE, device=device).split(SIZE))
+    x_t, y_t = torch.as_tensor(raw, device=device), torch.as_tensor(y, device=device)
+    samples = Samples(x_t, y_t, x_t[:1], y_t[:1], parts, (0.5,) * 3, (0.25,) * 3, True)
+    how = Training(zeta=options.zeta, epochs=EPOCHS, batch_size=BATCH)
+    stacked = Stacked(copy.deepcopy(model).cpu())
+    engine = Engine(stacked, ALGORITHMS[options.algorithm](), samples, how, device=device, precision=options.precision)
+    state = engine.start()
+
+    def loop(local):
+        for k in range(clients):
+            own = slice(k * SIZE, (k + 1) * SIZE)
+            local(model, floats[own], y[own], options.zeta, device)
+
+    works = {
+        "research": lambda: loop(research_loop),
+        "tuned": lambda: loop(tuned_loop),
+        "fedman": lambda: engine.round(state, list(range(clients))),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in options.only}
+    engine.round(state, list(range(clients)))  # warm up
+    for _ in range(options.repeats):
+        for name in options.only:
+            started = time.perf_counter()
+            works[name]()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[name].append((time.perf_counter() - started) * 10 / clients)
+    passes = 2 if options.algorithm in ("fedsam", "fedasam", "fedspeed") else 1
+    flop = 10 * EPOCHS * SIZE * MACS * 2 * 3
+    print(
+        f"{options.device}, {torch.get_num_threads()} threads, {options.algorithm}, zeta {options.zeta}; loops: fedavg"
+    )
+    print(f"{'':10}{'s a round of ten':>18}{'s per 500 rounds':>18}{'GFLOP/s':>10}{'fedman is':>12}")
+    ours = statistics.median(seconds["fedman"])
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        rate = flop * (passes if name == "fedman" else 1) / median / 1e9
+        print(f"{name:10}{median:18.2f}{500 * median:18.0f}{rate:10.0f}{median / ours:11.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the documents print runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=["regulariser", "federation"])
+def test_readme_python(code, tmp_path):
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_readme_commands_exist():
+    """The make targets and every `fedman` command line of the README parse."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+    from fedman.config import overrides
+    from fedman.sweep import cells
+
+    lines = re.findall(r"^fedman (?:run|sweep) (.*?)(?:  #.*)?$", README, re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        words = line.split()
+        preset = words[words.index("--preset") + 1]
+        assert cells(overrides(w for w in words if "=" in w), preset)
+
+
+def test_links_lead_somewhere():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "results/README.md"):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_algorithm_files_stay_short():
+    for path in (ROOT / "src/fedman/algorithms").glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 100
