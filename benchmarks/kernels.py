@@ -155,10 +155,11 @@ def stage_cases(
         pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
         part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
-        chunks = [chunk] if norm else [64, 128, 256]
-        tiles = grid(BM=[64, 128], CHUNK=chunks, num_warps=[4, 8], num_stages=[1, 2, 3], maxnreg=[128, None])
-        chunks = [chunk] if norm else [256, 512, 1024]
-        back = grid(BM=[64, 128], CHUNK=chunks, num_warps=[8], num_stages=[1, 2, 3], maxnreg=[128, None])
+        tiles = grid(
+            BM=[64, 128], BO=[16, 32], CHUNK=[chunk] if norm else [256], num_warps=[4, 8], num_stages=[1, 2, 3],
+            maxnreg=[128, None],
+        )  # fmt: skip
+        back = [t | {"CHUNK": n} for t in tiles for n in ([chunk] if norm else [512, 1024])]
         out += [
             Case(f"{label} stage forward",
                  lambda o: first.forward(stage, x, w, share, stats, man, strides, precision, o),
@@ -178,9 +179,11 @@ def stage_cases(
         dz, _, _ = activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides)
         part = conv.weight_gradient(stage, x, dz, precision)
         tiles = grid(BM=[64, 128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
-        pixel_tiles = grid(BM=[8, 16, 32, 64], CHUNK=[chunk], num_warps=[2, 4, 8], num_stages=[2])
-        if not norm:
-            pixel_tiles = [t | {"CHUNK": t["BM"]} for t in pixel_tiles]
+        pixel_tiles = (
+            grid(BM=[16, 32, 64, 128], CHUNK=[chunk], BO=[stage.out // stage.groups], num_warps=[1, 2, 4, 8])
+            if norm
+            else [t | {"CHUNK": t["BM"]} for t in grid(BM=[8, 16, 32], BO=[stage.out], num_warps=[2, 4])]
+        )
         wide = grid(
             BK=[64, 128],
             BN=[128, 256],

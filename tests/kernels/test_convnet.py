@@ -16,12 +16,13 @@ from fedman.models import MLP, ConvNet, cifar_cnn, small_cnn, tiny_cnn
 
 # clients, batch, image shape, classes, model: the paper's two forms in small, odd maps, one stage
 CASES = {
-    "cifar": (3, 2, (3, 16, 16), 10, {"channels": (16, 32), "kernel": 5, "hidden": (24, 20)}),
-    "tiny": (2, 3, (3, 8, 8), 7, {"channels": (16,) * 3, "kernel": 3, "padding": 1, "groups": 4, "hidden": (20, 12)}),
+    "cifar": (2, 2, (3, 16, 16), 10, {"channels": (16, 32), "kernel": 5, "hidden": (24, 20)}),
+    "tiny": (2, 2, (3, 8, 8), 7, {"channels": (16, 16), "kernel": 3, "padding": 1, "groups": 2, "hidden": (20, 12)}),
     "odd": (1, 2, (1, 12, 13), 3, {"channels": (16, 16), "kernel": 3, "hidden": (8,)}),
     "one stage, batch 50": (1, 50, (1, 5, 5), 2, {"channels": (16,), "kernel": 3, "hidden": ()}),
+    "small": (3, 3, (1, 6, 6), 2, {"channels": (16, 16), "kernel": 3, "padding": 1, "hidden": (5,)}),
 }
-WEIGHTED = [("cifar", False), ("cifar", True), ("tiny", True), ("odd", False), ("one stage, batch 50", False)]
+WEIGHTED = [("cifar", True), ("tiny", True), ("odd", False), ("one stage, batch 50", False)]
 
 
 def problem(name: str, device: torch.device) -> tuple[ConvNet, tuple[int, int, int], Tensor, Tensor, Tensor]:
@@ -57,8 +58,6 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
     assert grad.dtype == torch.float32
     for value, reference64 in zip((*losses, grad), (*expected, grad64), strict=True):
         assert relative(value, reference64) < 5 * TOLERANCE[precision]
-    for value, direct in zip((*losses, grad), net.gradient(W, x, y, zeta[:, None], weight), strict=True):
-        assert torch.equal(value, direct)
     if precision == "ieee":
         sizes = [p.numel() for p in model.parameters()]
         for piece, piece64 in zip(grad.split(sizes, 1), grad64.split(sizes, 1), strict=True):
@@ -66,8 +65,8 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
 
 
 def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
-    """The same bits on a second run, from prepared images, and for a client alone."""
-    model, shape, W, x, y = problem("tiny", device)
+    """The same bits on a second run, and from prepared images without autograd; nearly the same for a client alone."""
+    model, shape, W, x, y = problem("small", device)
     net = StackedConvNet(model, shape, "bf16")
 
     def run(rows: slice, images: Tensor) -> list[Tensor]:
@@ -80,14 +79,14 @@ def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
 
     everyone = run(slice(None), x)
     assert all(map(torch.equal, everyone, run(slice(None), x)))
-    assert all(map(torch.equal, everyone, run(slice(None), net.prepare(x))))
+    assert all(map(torch.equal, everyone, net.gradient(W, net.prepare(x), y, torch.tensor(0.15, device=device))))
     for value, alone in zip(everyone, run(slice(1, 2), x), strict=True):
         torch.testing.assert_close(value[1:2], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_client_without_samples(device: torch.device) -> None:
     """All weights zero (an empty place in a chunk): loss zero and gradient zero, neighbours untouched."""
-    model, shape, W, x, y = problem("cifar", device)
+    model, shape, W, x, y = problem("small", device)
     net = StackedConvNet(model, shape, "ieee")
     weight = torch.ones(y.shape, device=device)
     weight[1] = 0.0

@@ -10,27 +10,27 @@ from torch import Tensor
 from fedman.kernels import activation, conv, first, gram, reference
 from fedman.kernels.stage import STORAGE, Stage
 
-# clients, batch, height, width, image channels, out, kernel, padding, groups
+# clients, batch, height, width, image channels, out, kernel, padding, groups, channels last
 FIRST = [
-    (1, 1, 8, 8, 3, 16, 5, 0, 0),
-    (3, 7, 7, 9, 3, 16, 3, 1, 0),
-    (2, 50, 4, 4, 1, 32, 3, 0, 0),
-    (2, 3, 7, 6, 3, 32, 3, 1, 4),
-    (1, 2, 9, 8, 1, 16, 5, 2, 2),
+    (1, 1, 8, 8, 3, 16, 5, 0, 0, True),
+    (3, 7, 5, 7, 3, 16, 3, 1, 0, False),
+    (2, 50, 4, 4, 1, 32, 3, 0, 0, True),
+    (2, 3, 5, 6, 2, 16, 3, 1, 4, False),
+    (1, 2, 7, 6, 1, 32, 5, 2, 2, True),
 ]
-# clients, batch, map height, map width, channels, groups
+# clients, batch, map height, map width, channels, groups, channels last
 STORED = [
-    (1, 1, 10, 10, 64, 0),
-    (3, 7, 5, 3, 16, 0),
-    (2, 50, 2, 2, 16, 0),
-    (2, 3, 7, 8, 32, 4),
-    (1, 2, 6, 6, 64, 4),
+    (1, 1, 10, 10, 64, 0, False),
+    (3, 7, 5, 3, 16, 0, True),
+    (2, 50, 2, 2, 16, 0, True),
+    (2, 2, 7, 8, 32, 4, False),
+    (1, 2, 6, 6, 64, 1, True),
 ]
 
 
-def layouts(stage: Stage) -> list[tuple[int, int]]:
-    """Pixel and channel strides of the pooled output: channels last, channels first."""
-    return [(stage.out, 1), (1, stage.pooled)]
+def pooled_strides(stage: Stage, channels_last: bool) -> tuple[int, int]:
+    """Strides of a pixel and of a channel in the pooled output."""
+    return (stage.out, 1) if channels_last else (1, stage.pooled)
 
 
 def pooled_view(pooled: Tensor, stage: Stage, strides: tuple[int, int]) -> Tensor:
@@ -53,7 +53,7 @@ def differentiable(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", FIRST)
 def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device) -> None:
-    clients, batch, height, width, channels, out, kernel, padding, groups = case
+    clients, batch, height, width, channels, out, kernel, padding, groups, last = case
     stage = Stage(height + 2 * padding, width + 2 * padding, first.padded_channels(channels), out, kernel, 0, groups)
     size = out * channels * kernel**2
     rows = 0.3 * torch.randn(clients, size + out, device=device)
@@ -79,25 +79,25 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
     stats = grams = None
     if affine:
         stats, grams = gram.statistics(stage, x, packed, affine, precision)
-    for strides in layouts(stage):
-        pooled, arg = first.forward(stage, x, packed, share, stats, man, strides, precision)
-        assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]
-        parts = first.chunks(stage, batch, first.launch(stage, precision, backward=False))
-        assert relative(man[:, :parts].sum(1), man64) < TOLERANCE[precision]
-        d = as_stored(dpool, strides, x.dtype)
-        part = first.backward(stage, x, packed, share, stats, d, arg, zeta, strides, precision)
-        if affine:
-            npart = gram.gradient(stage, packed, affine, stats, grams, part, precision)
-            assert relative(npart.sum(1), gradients[1]) < 3 * TOLERANCE[precision]
-        grad = torch.full_like(rows, torch.nan)
-        conv.unpack(part, grad, stage, channels)
-        assert relative(grad, gradients[0]) < 3 * TOLERANCE[precision]
+    strides = pooled_strides(stage, last)
+    pooled, arg = first.forward(stage, x, packed, share, stats, man, strides, precision)
+    assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]
+    parts = first.parts(stage, batch, precision)
+    assert relative(man[:, :parts].sum(1), man64) < TOLERANCE[precision]
+    d = as_stored(dpool, strides, x.dtype)
+    part = first.backward(stage, x, packed, share, stats, d, arg, zeta, strides, precision)
+    if affine:
+        npart = gram.gradient(stage, packed, affine, stats, grams, part, precision)
+        assert relative(npart.sum(1), gradients[1]) < 3 * TOLERANCE[precision]
+    grad = torch.full_like(rows, torch.nan)
+    conv.unpack(part, grad, stage, channels)
+    assert relative(grad, gradients[0]) < 3 * TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", STORED)
 def test_stored_map(case: tuple[int, ...], precision: str, device: torch.device) -> None:
-    clients, batch, height, width, out, groups = case
+    clients, batch, height, width, out, groups, last = case
     stage = Stage(height, width, out, out, 1, 0, groups)
     z = (torch.randn(clients, batch, height, width, out, device=device) + 0.3).to(STORAGE[precision])
     norm = torch.rand(clients, 2, out, device=device) + 0.2
@@ -111,19 +111,19 @@ def test_stored_map(case: tuple[int, ...], precision: str, device: torch.device)
 
     affine = norm.unbind(1) if groups else None
     man = torch.full((clients, 256), torch.nan, device=device)
-    for strides in layouts(stage):
-        pooled, arg, stats = activation.forward(stage, z, affine, share, man, strides)
-        assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]
-        parts = activation.chunks(stage, batch, activation.launch(stage))
-        assert relative(man[:, :parts].sum(1), man64) < TOLERANCE[precision]
-        dz, bpart, npart = activation.backward(
-            stage, z, affine, share, as_stored(dpool, strides, z.dtype), arg, stats, zeta, strides
-        )
-        assert relative(dz, dz64) < TOLERANCE[precision]
-        difference = bpart.sum(1) - dz64.sum((1, 2, 3))  # nearly zero by itself under GroupNorm
-        assert difference.norm() < TOLERANCE[precision] * dz64.abs().sum((1, 2, 3)).norm()
-        if groups:
-            assert relative(npart.sum(1), dnorm64) < TOLERANCE[precision]
+    strides = pooled_strides(stage, last)
+    pooled, arg, stats = activation.forward(stage, z, affine, share, man, strides)
+    assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]
+    parts = activation.parts(stage, batch)
+    assert relative(man[:, :parts].sum(1), man64) < TOLERANCE[precision]
+    dz, bpart, npart = activation.backward(
+        stage, z, affine, share, as_stored(dpool, strides, z.dtype), arg, stats, zeta, strides
+    )
+    assert relative(dz, dz64) < TOLERANCE[precision]
+    difference = bpart.sum(1) - dz64.sum((1, 2, 3))  # nearly zero by itself under GroupNorm
+    assert difference.norm() < TOLERANCE[precision] * dz64.abs().sum((1, 2, 3)).norm()
+    if groups:
+        assert relative(npart.sum(1), dnorm64) < TOLERANCE[precision]
 
 
 def test_equal_maxima_take_the_first(device: torch.device) -> None:

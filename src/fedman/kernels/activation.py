@@ -17,10 +17,8 @@ from fedman.kernels.stage import Launch, Stage
 from fedman.kernels.tiles import (
     activation_gradient,
     affine,
-    group_sum,
     incoming,
     keep_max,
-    moments,
     pooled_at,
     pooled_place,
     pooled_value,
@@ -31,7 +29,7 @@ from fedman.kernels.tiles import (
 
 @triton.jit
 def _at(n, q: tl.constexpr, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Offsets of position q of windows n in one client's map, and which exist: both [BM, O]."""
+    """Offsets of position q of windows n in one client's map, and which exist: both [BM, BO]."""
     b, row, column = window(n, (OH + 1) // 2, (OW + 1) // 2)
     ok = (n < end) & (row + q // 2 < OH) & (column + q % 2 < OW)
     at = ((b * OH + row + q // 2) * OW + column + q % 2)[:, None] * O + c[None, :]
@@ -41,143 +39,154 @@ def _at(n, q: tl.constexpr, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.co
 @triton.jit
 def _forward(
     z, gamma, beta, share, pooled, arg, stats, man, B, P, man_stride, stride_px, stride_c,
-    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,  # noqa: E741
-    CHUNK: tl.constexpr, BM: tl.constexpr,
+    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,  # noqa: E741
+    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
+    """One chunk of windows by BO channels; with GroupNorm, one group of a sample."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    blocks = tl.num_programs(1)
     z += s * B * (OH * OW * O)
     pooled += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = tl.arange(0, O)
+    c = block * BO + tl.arange(0, BO)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
-    scale = tl.full((O,), 1.0, tl.float32)
-    shift = tl.zeros((O,), tl.float32)
-    if G > 0:
-        total = tl.zeros((BM, O), tl.float32)
-        squares = tl.zeros((BM, O), tl.float32)
+    scale = tl.full((BO,), 1.0, tl.float32)
+    shift = tl.zeros((BO,), tl.float32)
+    if NORM:
+        total = tl.zeros((BM, BO), tl.float32)
+        total_squares = tl.zeros((BM, BO), tl.float32)
         for start in range(0, CHUNK, BM):
             for q in tl.static_range(4):
                 at, ok = _at(first + start + tl.arange(0, BM), q, end, c, OH, OW, O)
                 v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
                 total += v
-                squares += v * v
-        mean, rstd = moments(tl.sum(total, 0), tl.sum(squares, 0), OH * OW * (O // G), EPS, G, O)
-        stats += (s * B + chunk) * (2 * O)
-        tl.store(stats + c, mean)
-        tl.store(stats + O + c, rstd)
+                total_squares += v * v
+        mean = tl.sum(tl.sum(total, 1), 0) / (OH * OW * BO)
+        variance = tl.sum(tl.sum(total_squares, 1), 0) / (OH * OW * BO) - mean * mean
+        rstd = 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
+        stats += ((s * B + chunk) * blocks + block) * 2
+        tl.store(stats, mean)
+        tl.store(stats + 1, rstd)
         scale = rstd * tl.load(gamma + s * P + c)
         shift = tl.load(beta + s * P + c) - mean * scale
-    value = tl.zeros((BM, O), tl.float32)
+    value = tl.zeros((BM, BO), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        best = tl.zeros((BM, O), tl.int32)
-        squares = tl.zeros((BM, O), tl.float32)
+        best = tl.zeros((BM, BO), tl.int32)
+        squares = tl.zeros((BM, BO), tl.float32)
         part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            a = tl.where(ok, relu(affine(v, scale, shift, G)), 0.0)
+            a = tl.where(ok, relu(affine(v, scale, shift, NORM)), 0.0)
             squares += a * a
             best = keep_max(a, best, q)
         value += part * squares
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
         tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
         tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
-    tl.store(man + s * man_stride + chunk, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
+    tl.store(man + s * man_stride + chunk * blocks + block, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
 
 
 @triton.jit
 def _backward(
     z, gamma, beta, share, grad, arg, stats, dman, dz, bpart, npart, B, P, dman_stride, stride_px, stride_c,
-    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
-    CHUNK: tl.constexpr, BM: tl.constexpr,
+    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,  # noqa: E741
+    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
+    """dz of one chunk by BO channels; with GroupNorm first the group's dγ and dβ, which dz needs."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     z += s * B * (OH * OW * O)
     dz += s * B * (OH * OW * O)
     share += s * B
     grad += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = tl.arange(0, O)
+    c = block * BO + tl.arange(0, BO)
     strength = 2.0 * tl.load(dman + s * dman_stride)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
     out = s * tl.num_programs(0) + chunk
-    scale = tl.full((O,), 1.0, tl.float32)
-    shift = tl.zeros((O,), tl.float32)
-    constant = tl.zeros((O,), tl.float32)
-    slope = tl.zeros((O,), tl.float32)
-    if G > 0:
-        stats += (s * B + chunk) * (2 * O)
-        mean = tl.load(stats + c)
-        rstd = tl.load(stats + O + c)
-        weighting = tl.load(gamma + s * P + c)
-        scale = rstd * weighting
+    scale = tl.full((BO,), 1.0, tl.float32)
+    shift = tl.zeros((BO,), tl.float32)
+    constant = 0.0
+    slope = 0.0
+    if NORM:
+        stats += ((s * B + chunk) * tl.num_programs(1) + block) * 2
+        mean = tl.load(stats)
+        rstd = tl.load(stats + 1)
+        weight = tl.load(gamma + s * P + c)
+        scale = rstd * weight
         shift = tl.load(beta + s * P + c) - mean * scale
-        dbeta = tl.zeros((BM, O), tl.float32)
-        dgamma = tl.zeros((BM, O), tl.float32)
+        sum_dy = tl.zeros((BM, BO), tl.float32)
+        sum_dyz = tl.zeros((BM, BO), tl.float32)
         for start in range(0, CHUNK, BM):
             n = first + start + tl.arange(0, BM)
             g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
             for q in tl.static_range(4):
                 at, ok = _at(n, q, end, c, OH, OW, O)
                 v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-                dy = activation_gradient(affine(v, scale, shift, G), g, q, coef)
-                dy = tl.where(ok, dy, 0.0)
-                dbeta += dy
-                dgamma += dy * (v - mean[None, :])
-        dbeta_c = tl.sum(dbeta, 0)
-        dgamma_c = tl.sum(dgamma, 0) * rstd
-        tl.store(npart + out * (2 * O) + c, dgamma_c)
-        tl.store(npart + out * (2 * O) + O + c, dbeta_c)
-        entries: tl.constexpr = OH * OW * (O // G)
-        slope = rstd * rstd * group_sum(dgamma_c * weighting, G, O) / entries
-        constant = rstd * group_sum(dbeta_c * weighting, G, O) / entries - mean * slope
-    bias = tl.zeros((BM, O), tl.float32)
+                dy = tl.where(ok, activation_gradient(affine(v, scale, shift, NORM), g, q, coef), 0.0)
+                sum_dy += dy
+                sum_dyz += dy * (v - mean)
+        dbeta = tl.sum(sum_dy, 0)
+        dgamma = tl.sum(sum_dyz, 0) * rstd
+        tl.store(npart + out * (2 * O) + c, dgamma)
+        tl.store(npart + out * (2 * O) + O + c, dbeta)
+        slope = rstd * rstd * tl.sum(dgamma * weight, 0) / (OH * OW * BO)
+        constant = rstd * tl.sum(dbeta * weight, 0) / (OH * OW * BO) - mean * slope
+    bias = tl.zeros((BM, BO), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
         g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            d = activation_gradient(affine(v, scale, shift, G), g, q, coef)
-            if G > 0:
-                d = d * scale[None, :] - constant[None, :] - v * slope[None, :]
+            d = activation_gradient(affine(v, scale, shift, NORM), g, q, coef)
+            if NORM:
+                d = d * scale[None, :] - constant - v * slope
             bias += tl.where(ok, d, 0.0)
             tl.store(dz + at, d, mask=ok)
     tl.store(bpart + out * O + c, tl.sum(bias, 0))
 
 
-def launch(stage: Stage) -> Launch:
-    """Tile sizes by shape: windows a tile, windows a program, warps."""
-    return {"BM": 32, "CHUNK": stage.windows if stage.groups else 32, "num_warps": 4, "num_stages": 2}
+def launch(stage: Stage, backward: bool) -> Launch:
+    """Windows a tile, windows and channels a program, warps."""
+    if stage.groups:
+        return {"BM": 64, "CHUNK": stage.windows, "BO": stage.out // stage.groups, "num_warps": 4}
+    tile = 8 if backward else 32
+    return {"BM": tile, "CHUNK": tile, "BO": stage.out, "num_warps": 2 if backward else 4}
 
 
-def chunks(stage: Stage, batch: int, options: Launch) -> int:
-    """Programs a client: how many partial results the kernels write."""
+def _chunks(stage: Stage, batch: int, options: Launch) -> int:
     return triton.cdiv(batch * stage.windows, options["CHUNK"])
+
+
+def parts(stage: Stage, batch: int) -> int:
+    """How many partial MAN sums `forward` writes for a client."""
+    options = launch(stage, backward=False)
+    return _chunks(stage, batch, options) * (stage.out // options["BO"])
 
 
 def _constants(stage: Stage) -> dict[str, int]:
     oh, ow = stage.map
-    return {"O": stage.out, "OH": oh, "OW": ow, "G": stage.groups}
+    return {"O": stage.out, "OH": oh, "OW": ow, "NORM": stage.groups > 0}
 
 
 def forward(
     stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, man: Tensor,
     strides: tuple[int, int], options: Launch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Pooled output [S, B, pixels·O], places of the maxima [S, B, windows, O], statistics [S, B, 2, O]."""
+    """Pooled output [S, B, pixels·O], places of the maxima [S, B, windows, O], mean and 1/σ [S, B, groups, 2]."""
     clients, batch = share.shape
-    options = options or launch(stage)
+    options = options or launch(stage, backward=False)
     pooled = z.new_empty(clients, batch, stage.pooled * stage.out)
     arg = z.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    stats = share.new_empty(clients, batch if norm else 0, 2, stage.out)
+    stats = share.new_empty(clients, batch, stage.groups, 2)
     gamma, beta = norm or (share, share)
-    _forward[(chunks(stage, batch, options), clients)](
+    _forward[(_chunks(stage, batch, options), stage.out // options["BO"], clients)](
         z, gamma, beta, share, pooled, arg, stats, man, batch, gamma.stride(0), man.stride(0), *strides,
         **_constants(stage), EPS=stage.eps, **options,
     )  # fmt: skip
@@ -190,13 +199,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dF/dz, and partial gradients [S, chunks, O] of the conv's bias and [S, chunks, 2, O] of (γ, β)."""
     clients, batch = share.shape
-    options = options or launch(stage)
-    parts = chunks(stage, batch, options)
+    options = options or launch(stage, backward=True)
+    count = _chunks(stage, batch, options)
     dz = torch.empty_like(z)
-    bpart = share.new_empty(clients, parts, stage.out)
-    npart = share.new_empty(clients, parts if norm else 0, 2, stage.out)
+    bpart = share.new_empty(clients, count, stage.out)
+    npart = share.new_empty(clients, count if norm else 0, 2, stage.out)
     gamma, beta = norm or (share, share)
-    _backward[(parts, clients)](
+    _backward[(count, stage.out // options["BO"], clients)](
         z, gamma, beta, share, grad, arg, stats, dman, dz, bpart, npart, batch, gamma.stride(0), dman.stride(0),
         *strides, **_constants(stage), **options,
     )  # fmt: skip

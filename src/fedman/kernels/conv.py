@@ -137,9 +137,9 @@ def _conv(
     tl.store(out + at, acc, mask=ok[:, None])
 
 
-def _conv_options(precision: str) -> Launch:
+def _conv_options(transposed: bool, precision: str) -> Launch:
     if precision == "bf16":
-        return {"BM": 128, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
+        return {"BM": 128, "BC": 64, "BO": 64, "num_warps": 4 if transposed else 8, "num_stages": 3}
     return {"BM": 128, "BC": 32, "BO": 64, "num_warps": 8, "num_stages": 3}
 
 
@@ -149,7 +149,7 @@ def _launch_conv(
 ) -> Tensor:  # fmt: skip
     clients, batch, height, width, channels = x.shape
     _, _, oh, ow, o = out.shape
-    options = dict(options or _conv_options(precision))
+    options = dict(options or _conv_options(transposed, precision))
     options["BC"] = min(options["BC"], channels)
     options["BO"] = min(options["BO"], o)
     grid = (triton.cdiv(batch * ow, options["BM"]) * oh, o // options["BO"], clients)

@@ -131,8 +131,8 @@ class StackedConvNet:
 
     def _parts(self, batch: int) -> tuple[int, ...]:
         """How many partial MAN sums each layer writes for a client."""
-        convs = [activation.chunks(stage, batch, activation.launch(stage)) for stage in self.stages]
-        convs[0] = first.chunks(self.stages[0], batch, first.launch(self.stages[0], self.precision, backward=False))
+        convs = [activation.parts(stage, batch) for stage in self.stages]
+        convs[0] = first.parts(self.stages[0], batch, self.precision)
         return (*convs, *(linear.blocks(batch, n) for n in self.widths))
 
     def _forward(self, W: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Kept]:

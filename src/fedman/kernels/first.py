@@ -67,7 +67,7 @@ def prepare(x: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
-def _patch(
+def patches(
     x, n, qh, end,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KS: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KP: tl.constexpr,
@@ -88,18 +88,16 @@ def _patch(
 
 
 @triton.jit
-def _weights(w, s, qw: tl.constexpr, O: tl.constexpr, KP: tl.constexpr):  # noqa: E741
-    """Weights [KP, O] of the output at column qw of a pair."""
-    at = ((s * 2 + qw) * O + tl.arange(0, O))[:, None] * KP + tl.arange(0, KP)[None, :]
-    return tl.trans(tl.load(w + at))
+def pair_columns(block, BO: tl.constexpr):
+    """Columns of a tile of pairs: BO channels of the left output, then of the right (qw 0, 1)."""
+    j = tl.arange(0, 2 * BO)
+    return j // BO, block * BO + j % BO
 
 
 @triton.jit
-def _exists(v, column, qw: tl.constexpr, OW: tl.constexpr):
-    """v, with zeros where a map of odd width has no right output."""
-    if OW % 2 == 1:
-        v = tl.where((column + qw < OW)[:, None], v, 0.0)
-    return v
+def pair_weights(w, s, qw, o, O: tl.constexpr, KP: tl.constexpr):  # noqa: E741
+    """Packed weights [KP, columns]."""
+    return tl.trans(tl.load(w + ((s * 2 + qw) * O + o)[:, None] * KP + tl.arange(0, KP)[None, :]))
 
 
 @triton.jit
@@ -107,44 +105,48 @@ def _forward(
     x, w, share, stats, pooled, arg, man, B, man_stride, stride_px, stride_c,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,
-    CHUNK: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of windows; with GroupNorm a chunk is a sample."""
+    """One chunk of windows (with GroupNorm, a sample) by BO channels."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += s * B * (H * W * C)
     pooled += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = tl.arange(0, O)
-    left, right = _weights(w, s, 0, O, KP), _weights(w, s, 1, O, KP)
-    zero = tl.zeros((BM, O), tl.float32)
+    c = block * BO + tl.arange(0, BO)
+    qw, o = pair_columns(block, BO)
+    weight = pair_weights(w, s, qw, o, O, KP)
+    zero = tl.zeros((BM, 2 * BO), tl.float32)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
-    scale = tl.full((O,), 1.0, tl.float32)
-    shift = tl.zeros((O,), tl.float32)
+    scale = tl.full((2 * BO,), 1.0, tl.float32)
+    shift = tl.zeros((2 * BO,), tl.float32)
     if NORM:
         stats += (s * B + chunk) * (4 * O)
-        scale = tl.load(stats + 2 * O + c)
-        shift = tl.load(stats + 3 * O + c)
-    value = tl.zeros((BM, O), tl.float32)
-    best = tl.zeros((BM, O), tl.int32)
-    for row in range(2 * ((CHUNK + BM - 1) // BM)):  # one row of a tile of windows
-        n, qh = first + row // 2 * BM + tl.arange(0, BM), row % 2
-        patch, column, ok = _patch(x, n, qh, end, H, W, C, KS, OH, OW, KP)
-        weight = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
-        best = tl.where(qh == 0, 0, best)
-        for qw in tl.static_range(2):
-            z = dot(patch, left if qw == 0 else right, zero, PRECISION)
-            a = _exists(relu(affine(z, scale, shift, NORM)), column, qw, OW)
+        scale = tl.load(stats + 2 * O + o)
+        shift = tl.load(stats + 3 * O + o)
+    value = tl.zeros((BM, 2 * BO), tl.float32)
+    for start in range(0, CHUNK, BM):
+        n = first + start + tl.arange(0, BM)
+        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
+        best = tl.zeros((BM, 2 * BO), tl.int32)
+        squares = tl.zeros((BM, 2 * BO), tl.float32)
+        for qh in tl.static_range(2):
+            patch, column, ok = patches(x, n, qh, end, H, W, C, KS, OH, OW, KP)
+            a = relu(affine(dot(patch, weight, zero, PRECISION), scale, shift, NORM))
+            if OW % 2 == 1:
+                a = tl.where(column[:, None] + qw[None, :] < OW, a, 0.0)
             if NORM:
                 a = tl.where(ok[:, None], a, 0.0)
-            value += weight * a * a
-            best = keep_max(a, best, 2 * qh + qw)
-        if qh == 1:
-            at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
-            tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
-            tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
-    tl.store(man + s * man_stride + chunk, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
+            squares += a * a
+            best = keep_max(a, best, (2 * qh + qw)[None, :])
+        value += part * squares
+        top = tl.max(tl.reshape(best, (BM, 2, BO)), 1)
+        at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
+        tl.store(pooled + at, pooled_value(top), mask=((n < end) & complete)[:, None])
+        tl.store(arg + n[:, None] * O + c[None, :], pooled_place(top), mask=(n < end)[:, None])
+    total = tl.sum(tl.sum(value, 1), 0) / (OH * OW * O)
+    tl.store(man + s * man_stride + chunk * tl.num_programs(1) + block, total)
 
 
 @triton.jit
@@ -152,63 +154,82 @@ def _backward(
     x, w, share, stats, grad, arg, dman, part, B, dman_stride, stride_px, stride_c,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
     OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,
-    CHUNK: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk's share of the weight gradient, as if the normalised map were the map."""
+    """One chunk's share of the weight gradient of BO channels, as if the normalised map were the map."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += s * B * (H * W * C)
     share += s * B
     grad += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = tl.arange(0, O)
-    k = tl.arange(0, KP)
-    left, right = _weights(w, s, 0, O, KP), _weights(w, s, 1, O, KP)
-    zero = tl.zeros((BM, O), tl.float32)
+    qw, o = pair_columns(block, BO)
+    weight = pair_weights(w, s, qw, o, O, KP)
+    zero = tl.zeros((BM, 2 * BO), tl.float32)
     strength = 2.0 * tl.load(dman + s * dman_stride)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
-    out = s * tl.num_programs(0) + chunk
-    scale = tl.full((O,), 1.0, tl.float32)
-    shift = tl.zeros((O,), tl.float32)
+    scale = tl.full((2 * BO,), 1.0, tl.float32)
+    shift = tl.zeros((2 * BO,), tl.float32)
     if NORM:
         stats += (s * B + chunk) * (4 * O)
-        scale = tl.load(stats + 2 * O + c)
-        shift = tl.load(stats + 3 * O + c)
-    dleft, dright = tl.zeros((KP, O), tl.float32), tl.zeros((KP, O), tl.float32)
-    for row in range(2 * ((CHUNK + BM - 1) // BM)):
-        n, qh = first + row // 2 * BM + tl.arange(0, BM), row % 2
-        patch, column, _ = _patch(x, n, qh, end, H, W, C, KS, OH, OW, KP)
-        g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
-        for qw in tl.static_range(2):
-            z = dot(patch, left if qw == 0 else right, zero, PRECISION)
-            dy = activation_gradient(affine(z, scale, shift, NORM), g, 2 * qh + qw, coef)
-            dy = _exists(dy, column, qw, OW)  # rows that do not exist have patches of zeros
-            if qw == 0:
-                dleft = dot(tl.trans(patch), dy, dleft, PRECISION)
-            else:
-                dright = dot(tl.trans(patch), dy, dright, PRECISION)
-    at = out * (2 * O * KP) + c[:, None] * KP + k[None, :]
-    tl.store(part + at, tl.trans(dleft))
-    tl.store(part + O * KP + at, tl.trans(dright))
+        scale = tl.load(stats + 2 * O + o)
+        shift = tl.load(stats + 3 * O + o)
+    acc = tl.zeros((KP, 2 * BO), tl.float32)
+    for start in range(0, CHUNK, BM):
+        n = first + start + tl.arange(0, BM)
+        g, coef = incoming(grad, arg, share, strength, n, end, o, stride_px, stride_c, OH, OW, O)
+        for qh in tl.static_range(2):
+            patch, column, _ = patches(x, n, qh, end, H, W, C, KS, OH, OW, KP)
+            y = affine(dot(patch, weight, zero, PRECISION), scale, shift, NORM)
+            dy = activation_gradient(y, g, (2 * qh + qw)[None, :], coef)
+            if OW % 2 == 1:
+                dy = tl.where(column[:, None] + qw[None, :] < OW, dy, 0.0)
+            acc = dot(tl.trans(patch), dy, acc, PRECISION)  # rows that do not exist have patches of zeros
+    pair = (s * tl.num_programs(0) + chunk) * 2 + qw
+    tl.store(part + (pair * O + o)[:, None] * KP + tl.arange(0, KP)[None, :], tl.trans(acc))
 
 
-def _constants(stage: Stage) -> dict[str, int]:
+def constants(stage: Stage) -> dict[str, int]:
     """The stage's constants; its images carry their padding, so the kernels know of none."""
     return {key: value for key, value in stage.constants.items() if key != "PAD"}
 
 
-def launch(stage: Stage, precision: str, backward: bool) -> Launch:
-    """Tile sizes by shape: windows a tile, windows a program, warps. Exact products have no tensor cores to fill."""
-    tile = 16 if precision == "ieee" else 64
-    warps = 8 if backward or stage.groups else 4
-    chunk = stage.windows if stage.groups else (512 if backward else 64)
-    return {"BM": tile, "CHUNK": chunk, "num_warps": warps, "num_stages": 2}
+TILES = {
+    "bf16": ((64, 32, 4, 1), (64, 32, 4, 2)),
+    "tf32": ((64, 32, 4, 1), (64, 16, 4, 1)),
+    "ieee": ((16, 16, 8, 1), (16, 16, 8, 1)),
+}
+"""By precision, forward and backward: windows and channels a tile, warps, stages; all that fits the registers."""
 
 
-def chunks(stage: Stage, batch: int, options: Launch) -> int:
-    """Programs a client: how many partial results the kernels write."""
+def _options(stage: Stage, tile: tuple[int, int, int, int], chunk: int) -> Launch:
+    windows, channels, warps, stages = tile
+    return {
+        "BM": windows, "BO": min(channels, stage.out), "CHUNK": stage.windows if stage.groups else chunk,
+        "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+
+
+def forward_options(stage: Stage, precision: str) -> Launch:
+    return _options(stage, TILES[precision][0], 256)
+
+
+def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> Launch:
+    """Chunks for some 400 programs, three for each multiprocessor of an H200: fewer leave it idle, more write more."""
+    tile = TILES[precision][1]
+    share = clients * batch * stage.windows * (stage.out // min(tile[1], stage.out)) // 400
+    return _options(stage, tile, min(2048, max(tile[0], triton.next_power_of_2(share))))
+
+
+def _chunks(stage: Stage, batch: int, options: Launch) -> int:
     return triton.cdiv(batch * stage.windows, options["CHUNK"])
+
+
+def parts(stage: Stage, batch: int, precision: str) -> int:
+    """How many partial MAN sums `forward` writes for a client."""
+    options = forward_options(stage, precision)
+    return _chunks(stage, batch, options) * (stage.out // options["BO"])
 
 
 def forward(
@@ -218,16 +239,16 @@ def forward(
     """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
 
     `w` [S, 2, O, KP] are the packed weights, `share` [S, B] each sample's part of the batch mean, `stats`
-    GroupNorm's (`gram.statistics`). Partial MAN sums go to `man` [S, chunks]. `strides` are those of a pixel and of
+    GroupNorm's (`gram.statistics`). Partial MAN sums go to `man` [S, parts]. `strides` are those of a pixel and of
     a channel in the pooled output.
     """
     clients, batch = share.shape
-    options = options or launch(stage, precision, backward=False)
+    options = options or forward_options(stage, precision)
     pooled = x.new_empty(clients, batch, stage.pooled * stage.out)
     arg = x.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    _forward[(chunks(stage, batch, options), clients)](
+    _forward[(_chunks(stage, batch, options), stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, pooled, arg, man, batch, man.stride(0), *strides,
-        **_constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
+        **constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
     )  # fmt: skip
     return pooled, arg
 
@@ -242,11 +263,11 @@ def backward(
     GroupNorm a chunk is a sample, and `gram.gradient` has to follow.
     """
     clients, batch = share.shape
-    options = options or launch(stage, precision, backward=True)
-    parts = chunks(stage, batch, options)
-    part = share.new_empty(clients, 2 * parts, stage.out, w.shape[-1])
-    _backward[(parts, clients)](
+    options = options or backward_options(stage, precision, clients, batch)
+    count = _chunks(stage, batch, options)
+    part = share.new_empty(clients, 2 * count, stage.out, w.shape[-1])
+    _backward[(count, stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, grad, arg, dman, part, batch, dman.stride(0), *strides,
-        **_constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
+        **constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
     )  # fmt: skip
     return part

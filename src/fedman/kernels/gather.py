@@ -42,7 +42,7 @@ def _gather(
     v = tl.load(data + pixel[:, None] * C + c[None, :], mask=real, other=0).to(tl.float32)
     v = v * tl.load(scale + c, mask=c < C, other=0.0)[None, :] - tl.load(shift + c, mask=c < C, other=0.0)[None, :]
     v = tl.where(real, v, 0.0)
-    v = tl.where((c == C)[None, :], 1.0, v)
+    v = tl.where((c == CP - 1)[None, :], 1.0, v)
     size = (H + 2 * PADDING) * (W + 2 * PADDING)
     tl.store(x + (sb * size + i[:, None]) * CP + c[None, :], v, mask=(i < size)[:, None])
     if tl.program_id(0) == 0:

@@ -15,9 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedman.kernels.first import _constants, _patch, _weights
+from fedman.kernels.first import constants, pair_weights, patches
 from fedman.kernels.stage import Launch, Stage
-from fedman.kernels.tiles import dot, group_sum, moments
+from fedman.kernels.tiles import dot
+
+
+@triton.jit
+def _group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
+    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
+
+
+@triton.jit
+def _moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
+    mean = _group_sum(total, G, O) / entries
+    variance = _group_sum(squares, G, O) / entries - mean * mean
+    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
 
 
 @triton.jit
@@ -41,16 +56,16 @@ def _statistics(
     gram = tl.zeros((KP, KP), tl.float32)
     for row in range(2 * ((WINDOWS + BM - 1) // BM)):
         n = b * WINDOWS + row // 2 * BM + tl.arange(0, BM)
-        patch, _, _ = _patch(x, n, row % 2, (b + 1) * WINDOWS, H, W, C, KS, OH, OW, KP)
+        patch, _, _ = patches(x, n, row % 2, (b + 1) * WINDOWS, H, W, C, KS, OH, OW, KP)
         gram = dot(tl.trans(patch), patch, gram, PRECISION)
     sample = s * B + b
     tl.store(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :], gram)
-    left = _weights(w, s, 0, O, KP).to(tl.float32)
-    right = _weights(w, s, 1, O, KP).to(tl.float32)
-    patches = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
-    total = tl.sum((left + right) * patches[:, None], 0)
+    left = pair_weights(w, s, 0, c, O, KP).to(tl.float32)
+    right = pair_weights(w, s, 1, c, O, KP).to(tl.float32)
+    sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+    total = tl.sum((left + right) * sums[:, None], 0)
     squares = tl.sum(left * _times(gram, left, PRECISION), 0) + tl.sum(right * _times(gram, right, PRECISION), 0)
-    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, G, O)
+    mean, rstd = _moments(total, squares, OH * OW * (O // G), EPS, G, O)
     scale = rstd * tl.load(gamma + s * P + c)
     stats += sample * (4 * O)
     tl.store(stats + c, mean)
@@ -70,8 +85,8 @@ def _gradient(
     sample = s * B + b
     stats += sample * (4 * O)
     mean, rstd, scale = tl.load(stats + c), tl.load(stats + O + c), tl.load(stats + 2 * O + c)
-    left = _weights(w, s, 0, O, KP).to(tl.float32)
-    right = _weights(w, s, 1, O, KP).to(tl.float32)
+    left = pair_weights(w, s, 0, c, O, KP).to(tl.float32)
+    right = pair_weights(w, s, 1, c, O, KP).to(tl.float32)
     at = part + sample * (2 * O * KP) + c[None, :] * KP + k[:, None]
     dleft, dright = tl.load(at), tl.load(at + O * KP)
     dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
@@ -79,11 +94,11 @@ def _gradient(
     tl.store(npart + sample * (2 * O) + c, dgamma)
     tl.store(npart + sample * (2 * O) + O + c, dbeta)
     weighting = tl.load(gamma + s * P + c) / (OH * OW * (O // G))
-    slope = rstd * rstd * group_sum(dgamma * weighting, G, O)
-    constant = rstd * group_sum(dbeta * weighting, G, O) - mean * slope
+    slope = rstd * rstd * _group_sum(dgamma * weighting, G, O)
+    constant = rstd * _group_sum(dbeta * weighting, G, O) - mean * slope
     gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
-    patches = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
-    shift = patches[:, None] * constant[None, :]
+    sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+    shift = sums[:, None] * constant[None, :]
     tl.store(at, dleft * scale[None, :] - shift - _times(gram, left, PRECISION) * slope[None, :])
     tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right, PRECISION) * slope[None, :])
 
@@ -103,7 +118,7 @@ def statistics(
     stats = gamma.new_empty(clients, batch, 4, stage.out)
     grams = gamma.new_empty(clients, batch, depth, depth)
     _statistics[(batch, clients)](
-        x, w, gamma, beta, stats, grams, batch, gamma.stride(0), **_constants(stage),
+        x, w, gamma, beta, stats, grams, batch, gamma.stride(0), **constants(stage),
         G=stage.groups, EPS=stage.eps, KP=depth, PRECISION=precision, **options,
     )  # fmt: skip
     return stats, grams

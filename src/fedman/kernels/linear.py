@@ -92,8 +92,8 @@ def _weight_gradient(
         tl.store(db + row + n, tl.sum(bias, 0), mask=n < N)
 
 
-FORWARD: Launch = {"BM": 64, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 3}
-INPUT: Launch = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+FORWARD: Launch = {"BM": 64, "BN": 32, "BK": 64, "num_warps": 4, "num_stages": 4}
+INPUT: Launch = {"BM": 64, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 4}
 WEIGHT: Launch = {"BM": 64, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 1}
 
 

@@ -39,8 +39,9 @@ def relu(z):
 @triton.jit
 def window(n, WH: tl.constexpr, WW: tl.constexpr):
     """Sample of the windows n, and row and column in the map of their first position."""
-    p = n % (WH * WW)
-    return n // (WH * WW), 2 * (p // WW), 2 * (p % WW)
+    n = n.to(tl.uint32)  # a cheaper division
+    b, row = n // (WH * WW), n // WW
+    return b.to(tl.int32), 2 * (row - b * WH).to(tl.int32), 2 * (n - row * WW).to(tl.int32)
 
 
 @triton.jit
@@ -75,9 +76,9 @@ def pooled_place(best):
 
 
 @triton.jit
-def affine(z, scale, shift, G: tl.constexpr):
+def affine(z, scale, shift, NORM: tl.constexpr):
     """The normalised map, z·scale + shift by channel; z itself without GroupNorm."""
-    if G > 0:
+    if NORM:
         return z * scale[None, :] + shift[None, :]
     else:
         return z
@@ -106,18 +107,3 @@ def incoming(
     b = n // (((OH + 1) // 2) * ((OW + 1) // 2))
     coef = strength / (OH * OW * O) * tl.load(share + b, mask=inside, other=0.0)
     return tl.where(place == 4, 0, (g.to(tl.int32, bitcast=True) & -4) | place), coef[:, None]
-
-
-@triton.jit
-def group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
-    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
-
-
-@triton.jit
-def moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
-    mean = group_sum(total, G, O) / entries
-    variance = group_sum(squares, G, O) / entries - mean * mean
-    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
