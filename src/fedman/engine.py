@@ -210,7 +210,7 @@ class Engine:
     def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
         """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
         n = len(self.samples.y_test)
-        batch = batch or (500 if self.device.type == "cpu" else 10_000)
+        batch = batch or (100 if self.device.type == "cpu" else 10_000)
 
         def part(lo: int) -> Tensor:
             with torch.no_grad():
