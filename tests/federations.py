@@ -55,10 +55,10 @@ def batches(data: Samples, training: Training):
 
     def of(t, k):
         n = len(data.parts[k])
-        todo = plan(training.seed, t, [k], [n], training.epochs, training.batch_size, torch.device("cpu"))
+        drawn = plan(training.seed, t, [k], [n], training.epochs, training.batch_size, torch.device("cpu"))
         x, y = data.x[data.parts[k]].numpy(), data.y[data.parts[k]].numpy()
-        for j, count in enumerate(todo.counts[0]):
-            at = todo.sample[0, j, :count].numpy()
+        for j, count in enumerate(drawn.counts[0]):
+            at = drawn.sample[0, j, :count].numpy()
             yield x[at], y[at]
 
     return of

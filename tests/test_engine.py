@@ -70,18 +70,18 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
 def test_windows_are_mirrored_padded_crops():
     data = images()
     x = normalise(data.x[data.table[[0, 2]]], data.mean, data.std, torch.float64)
-    todo = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
+    drawn = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
     windows = Windows(x, images=True, augment=True)
     moved = 0
-    for j in range(todo.sample.shape[1]):
-        batch = windows.take(todo.sample[:, j], todo.window[:, :, j])
-        where = data.table[[0, 2]].gather(1, todo.sample[:, j])
-        straight = gather(data.x, where, todo.window[:, :, j], data.mean, data.std, torch.float64)
+    for j in range(drawn.sample.shape[1]):
+        batch = windows.take(drawn.sample[:, j], drawn.window[:, :, j])
+        where = data.table[[0, 2]].gather(1, drawn.sample[:, j])
+        straight = gather(data.x, where, drawn.window[:, :, j], data.mean, data.std, torch.float64)
         assert torch.equal(batch, straight.movedim(-1, -3))
         for s in range(2):
-            for b in range(todo.counts[s][j]):
-                mirror, down, right = todo.window[:, s, j, b].tolist()
-                image = x[s, todo.sample[s, j, b]].permute(2, 0, 1)
+            for b in range(drawn.counts[s][j]):
+                mirror, down, right = drawn.window[:, s, j, b].tolist()
+                image = x[s, drawn.sample[s, j, b]].permute(2, 0, 1)
                 image = image.flip(-1) if mirror else image
                 image = nn.functional.pad(image, (PAD,) * 4)[:, down : down + 12, right : right + 12]
                 assert torch.equal(batch[s, b], image)

@@ -52,23 +52,23 @@ def test_bits_are_uniform_and_independent():
 )
 @settings(max_examples=60, deadline=None)
 def test_every_epoch_is_a_permutation_cut_into_batches(sizes, epochs, batch, t, seed):
-    todo = plan(seed, t, range(len(sizes)), sizes, epochs, batch, CPU, pad=4)
+    drawn = plan(seed, t, range(len(sizes)), sizes, epochs, batch, CPU, pad=4)
     for s, n in enumerate(sizes):
         counts = batch_counts(n, epochs, batch)
-        assert todo.steps[s] == len(counts) == epochs * -(-n // batch)
-        seen = torch.cat([todo.sample[s, j, :c] for j, c in enumerate(counts)]).view(epochs, n)
+        assert drawn.steps[s] == len(counts) == epochs * -(-n // batch)
+        seen = torch.cat([drawn.sample[s, j, :c] for j, c in enumerate(counts)]).view(epochs, n)
         assert torch.equal(seen.sort(-1).values, torch.arange(n).expand(epochs, n))
-        for j in range(todo.sample.shape[1]):
-            c = todo.counts[s][j]
-            if todo.weight is None:
-                assert c == todo.sample.shape[2]
+        for j in range(drawn.sample.shape[1]):
+            c = drawn.counts[s][j]
+            if drawn.weight is None:
+                assert c == drawn.sample.shape[2]
             else:
-                want = torch.tensor([1 / c if i < c else 0.0 for i in range(todo.sample.shape[2])]).double()
-                torch.testing.assert_close(todo.weight[s, j], want)
+                want = torch.tensor([1 / c if i < c else 0.0 for i in range(drawn.sample.shape[2])]).double()
+                torch.testing.assert_close(drawn.weight[s, j], want)
     alone = plan(seed, t, [len(sizes) - 1], sizes[-1:], epochs, batch, CPU, pad=4)
     for j, c in enumerate(alone.counts[0]):
-        assert torch.equal(alone.sample[0, j, :c], todo.sample[-1, j, :c])
-        assert torch.equal(alone.window[:, 0, j, :c], todo.window[:, -1, j, :c])
+        assert torch.equal(alone.sample[0, j, :c], drawn.sample[-1, j, :c])
+        assert torch.equal(alone.window[:, 0, j, :c], drawn.window[:, -1, j, :c])
 
 
 def test_epochs_rounds_clients_and_seeds_differ():

@@ -31,15 +31,7 @@ def make_engine(
     config: Config, data: Dataset, shared: Samples, model: nn.Module | None, device: str, precision: str
 ) -> Engine:
     """The engine of a configuration on samples that are on the device already."""
-    parts = partition.split(
-        data.y_train,
-        config.partition,
-        config.clients,
-        classes=data.classes,
-        seed=config.partition_seed,
-        sigma=config.unbalanced,
-        dataset=data.name,
-    )
+    parts = partition.for_config(config, data)
     augment = data.augment if config.augment is None else config.augment
     if augment and not shared.images:
         raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")

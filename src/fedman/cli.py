@@ -163,15 +163,7 @@ def show(
 
     settings = resolve(overrides(keys or []), preset)
     data = load(settings.dataset, settings.data_dir)
-    parts = partition.split(
-        data.y_train,
-        settings.partition,
-        settings.clients,
-        classes=data.classes,
-        seed=settings.partition_seed,
-        sigma=settings.unbalanced,
-        dataset=data.name,
-    )
+    parts = partition.for_config(settings, data)
     if plot is not None:
         partition.plot(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)

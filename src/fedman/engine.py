@@ -132,7 +132,7 @@ class Engine:
     def job(self, state: Federation, clients: list[int]) -> Job:
         """The local work of a chunk of clients in this round."""
         how, t, device = self.training, state.round, self.device
-        todo = plan(
+        drawn = plan(
             how.seed,
             t,
             clients,
@@ -149,11 +149,11 @@ class Engine:
             decay=how.weight_decay,
             clip=how.clip,
             p=self.relative_size[clients, None].to(device, self.dtype),
-            steps=torch.tensor(todo.steps, dtype=self.dtype, device=device)[:, None],
+            steps=torch.tensor(drawn.steps, dtype=self.dtype, device=device)[:, None],
             is_weight=self.is_weight,
             fused=self.fused,
         )
-        batches = Batches(self.samples, clients, todo, self.dtype, self.stacked.layout)
+        batches = Batches(self.samples, clients, drawn, self.dtype, self.stacked.layout)
         memory = {name: rows[clients] for name, rows in state.memory.items()}
         return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
 

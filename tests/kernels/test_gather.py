@@ -16,14 +16,14 @@ def test_equals_the_plain_augmentation(size, channels, crop, device):
     data = torch.randint(0, 256, (40, *size, channels), dtype=torch.uint8, device=device)
     labels = torch.randint(0, 7, (40,), device=device)
     index = torch.stack([torch.randperm(40, device=device)[:12] for _ in range(3)])
-    todo = plan(3, 1, [4, 0, 9], [12, 12, 12], 2, 5, device, pad=augment.PAD)
+    drawn = plan(3, 1, [4, 0, 9], [12, 12, 12], 2, 5, device, pad=augment.PAD)
     mean, std = (0.5, 0.4, 0.3)[:channels], (0.2, 0.3, 0.25)[:channels]
     affine = augment.affine(mean, std, torch.float32, device)
     for j, padding in ((0, 0), (3, 1), (5, 2)):
         step = torch.tensor([j], device=device)
-        x, y = gather(data, labels, index, todo.sample, todo.window, step, affine, crop, padding, torch.float32)
-        where = index.gather(1, todo.sample[:, j])
-        window = todo.window[:, :, j] if crop else None
+        x, y = gather(data, labels, index, drawn.sample, drawn.window, step, affine, crop, padding, torch.float32)
+        where = index.gather(1, drawn.sample[:, j])
+        window = drawn.window[:, :, j] if crop else None
         want = augment.gather(data, where, window, mean, std, torch.float32)
         torch.testing.assert_close(x, first.prepare(want, padding, torch.float32), rtol=1e-6, atol=1e-6)
         assert torch.equal(y, labels[where])

@@ -10,11 +10,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedman.errors import UserError
+
+if TYPE_CHECKING:
+    from fedman.config import Config
+    from fedman.data.dataset import Dataset
 
 STREAM = 14  # keeps these draws apart from other uses of the same seed
 MAX_SIGMA = 10.0
@@ -73,6 +77,19 @@ def split(
         order = iid_order(labels, dataset, rng)
         parts = np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+
+
+def for_config(config: Config, data: Dataset) -> list[np.ndarray]:
+    """The clients of a run: `split` as its configuration says."""
+    return split(
+        data.y_train,
+        config.partition,
+        config.clients,
+        classes=data.classes,
+        seed=config.partition_seed,
+        sigma=config.unbalanced,
+        dataset=data.name,
+    )
 
 
 def _check(labels: np.ndarray, clients: int, classes: int, seed: int, sigma: float) -> None:
