@@ -1,0 +1,73 @@
+"""The Hessian by parts: its diagonal blocks, layer by layer, and the clients' Hessians whose mean it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedman.errors import UserError
+from fedman.flatness.data import Loss
+from fedman.flatness.lanczos import eigenpairs
+from fedman.flatness.operator import Hessian, Mean, select
+
+
+def layers(model: nn.Module) -> dict[str, list[str]]:
+    """Parameters by the module that owns them: {"convs.0": ["convs.0.weight", "convs.0.bias"], ...}."""
+    groups: dict[str, list[str]] = {}
+    for name in select(model, None):
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    return groups
+
+
+def layer_hessians(model: nn.Module, loss: Loss, batches: Any, **options: Any) -> Iterator[tuple[str, Hessian]]:
+    """The diagonal block of each layer, one at a time; `options` are `Hessian`'s."""
+    for name, parameters in layers(model).items():
+        yield name, Hessian(model, loss, batches, parameters=parameters, **options)
+
+
+@dataclass(frozen=True)
+class ClientBound:
+    """λ_max(Σ_k p_k H_k) ≤ Σ_k p_k λ_max(H_k): both sides, the clients' own values, the largest residual of all."""
+
+    top: float
+    mean: float
+    clients: list[float]
+    residual: float
+    products: int
+
+
+def client_eigenvalues(
+    model: nn.Module,
+    loss: Loss,
+    clients: Sequence[Any],
+    *,
+    weights: Sequence[float] | None = None,
+    tol: float = 1e-4,
+    seed: int = 0,
+    **options: Any,
+) -> ClientBound:
+    """The top eigenvalue of every client's loss at one model, their mean, and that of the mean loss.
+
+    `clients` holds each client's batches. The paper's objective is the unweighted mean of client losses; `weights`
+    are other shares p_k ≥ 0, scaled to sum to 1.
+    """
+    if not clients:
+        raise UserError("clients: none given; at least one is needed")
+    weights = [1.0] * len(clients) if weights is None else weights
+    if len(weights) != len(clients) or min(weights) < 0 or not sum(weights) > 0:
+        raise UserError(f"weights: {list(weights)}, {len(clients)} shares that are not negative are needed")
+    shares = [w / sum(weights) for w in weights]
+    hessians = [Hessian(model, loss, batches, **options) for batches in clients]
+    pairs = [eigenpairs(h, 1, tol=tol, seed=seed) for h in hessians]
+    whole = eigenpairs(Mean(hessians, shares), 1, tol=tol, seed=seed)
+    values = [float(p.values[0]) for p in pairs]
+    return ClientBound(
+        top=float(whole.values[0]),
+        mean=sum(p * v for p, v in zip(shares, values, strict=True)),
+        clients=values,
+        residual=max(float(p.residuals[0]) for p in (*pairs, whole)),
+        products=sum(h.products for h in hessians),
+    )

@@ -1,0 +1,99 @@
+"""Samples in a fixed order, cut into batches that fit the memory, on the device and in the precision of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedman.errors import UserError
+
+Loss = Callable[[Any, Any], Tensor]  # loss(model's output, target): the mean over the samples of a batch
+
+
+class Batches:
+    """Pairs (inputs, target), read once and kept in their order, so that every product sees the same samples.
+
+    `data` is one pair or an iterable of pairs (a `DataLoader` too). Inputs are a tensor, or a tuple or mapping of
+    tensors for models with several arguments. `batch_size` cuts larger batches: it bounds the memory of a product.
+    `limit` takes the first samples alone. `resident` keeps all samples on the device; otherwise each batch travels
+    when it is needed.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_size: int | None = None,
+        limit: int | None = None,
+        resident: bool = True,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("limit", limit)):
+            if value is not None and value < 1:
+                raise UserError(f"{name}: {value} is not a positive number of samples")
+        self.device, self.dtype = device, dtype
+        pairs = [data] if _is_pair(data) else data
+        self._batches = [self._move(b) if resident else b for b in _cut(pairs, batch_size, limit)]
+        self.sizes = [_samples(y) for _, y in self._batches]
+        self.samples = sum(self.sizes)
+        if not self.samples:
+            raise UserError("batches: no samples in the data; at least one is needed")
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[float, Any, Any]]:
+        """Each batch's share of all samples, its inputs and its target."""
+        for (x, y), n in zip(self._batches, self.sizes, strict=True):
+            yield n / self.samples, *self._move((x, y))
+
+    def _move(self, item: Any) -> Any:
+        return _map(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), item)
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """The model's output for inputs as `Batches` yields them."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _map(f: Callable[[Tensor], Tensor], item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return f(item)
+    if isinstance(item, Mapping):
+        return {key: _map(f, value) for key, value in item.items()}
+    if isinstance(item, (tuple, list)):
+        return tuple(_map(f, value) for value in item)
+    return item
+
+
+def _is_pair(data: Any) -> bool:
+    """(x, y) rather than a sequence of two batches: the target of a pair is a tensor."""
+    return isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor)
+
+
+def _samples(target: Any) -> int:
+    if not isinstance(target, Tensor) or target.ndim == 0:
+        raise UserError(f"batches: a target is a {type(target).__name__}, a tensor with one entry per sample is needed")
+    return len(target)
+
+
+def _cut(pairs: Iterable[Any], size: int | None, limit: int | None) -> Iterator[tuple[Any, Any]]:
+    left = limit
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise UserError(f"batches: an item is a {type(pair).__name__}, pairs (inputs, target) are needed")
+        x, y = pair
+        n = _samples(y) if left is None else min(left, _samples(y))
+        for start in range(0, n, size or max(n, 1)):
+            part = slice(start, min(n, start + (size or n)))
+            yield _map(lambda t, part=part: t[part], (x, y))  # type: ignore[misc]
+        if left is not None:
+            left -= n
+            if not left:
+                return

@@ -1,0 +1,172 @@
+"""The paper's chain of bounds, each checked on a small network in float64 with both of its sides.
+
+Layer l maps a (its input) to z = W a. With M_i = ∂²L_i/∂z² at sample i, and samples that do not see each other,
+
+    FC     H_W = (1/B) Σ_i M_i ⊗ a_i a_iᵀ               so λ_max(H_W) ≤ (1/B) Σ_i λ_max(M_i) ‖a_i‖²
+    conv   H_W = (1/B) Σ_i (I ⊗ U_i) M_i (I ⊗ U_i)ᵀ     so λ_max(H_W) ≤ (1/B) Σ_i λ_max(M_i) ‖U_i‖²
+
+where the columns of U_i are the patches of a_i (for a linear layer on sequences: its rows). A pixel lies in at most k²
+patches of a k×k kernel, so ‖U_i‖² ≤ k²‖a_i‖². Where λ_max(M_i) < 0 the bounds use 0: M ⊗ a aᵀ is singular. W is the
+layer's weight; its bias is another block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import hessian
+
+from fedman.errors import UserError
+from fedman.flatness.blocks import layers
+from fedman.flatness.data import Loss
+from fedman.flatness.operator import Hessian
+
+
+@dataclass(frozen=True)
+class Bound:
+    """left ≤ right, as measured."""
+
+    name: str
+    left: float
+    right: float
+
+    @property
+    def holds(self) -> bool:
+        """To rounding."""
+        return self.left <= self.right + 1e-9 * max(abs(self.left), abs(self.right))
+
+    @property
+    def tightness(self) -> float:
+        """left / right: 1 is a bound that cannot be better."""
+        return self.left / self.right if self.right else float("nan")
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One layer: its Hessian against the formula, and the bounds on its top eigenvalue.
+
+    `identity` is ‖H − formula‖ / ‖H‖ (Frobenius), rounding alone. `approximation` is the same for the formula a
+    convolution gets when its positions are treated as samples that do not see each other, H ≈ (1/B) Σ_i Σ_p M_i[p, p]
+    ⊗ u_p u_pᵀ: 0 for a linear layer. The bounds do not use that approximation.
+    """
+
+    name: str
+    identity: float
+    approximation: float
+    bounds: list[Bound]
+
+
+@dataclass(frozen=True)
+class Gershgorin:
+    """Every eigenvalue of H lies in ∪_i [λ_min(H_ii) − R_i, λ_max(H_ii) + R_i] with R_i = Σ_{j≠i} ‖H_ij‖₂."""
+
+    intervals: dict[str, tuple[float, float]]
+    radii: dict[str, float]
+    eigenvalues: Tensor
+    top: Bound  # λ_max(H) ≤ max_i λ_max(H_ii) + R_i
+
+    @property
+    def holds(self) -> bool:
+        """Whether each eigenvalue is in one of the intervals."""
+        slack = 1e-9 * float(self.eigenvalues.abs().max())
+        lows, highs = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*self.intervals.values(), strict=True))
+        inside = (self.eigenvalues[:, None] >= lows - slack) & (self.eigenvalues[:, None] <= highs + slack)
+        return bool(inside.any(1).all())
+
+
+def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -> LayerCheck:
+    """The layer `name` (`Linear`, or `Conv2d` with one group and padding given as numbers) at the batch (x, y)."""
+    model = copy.deepcopy(model).double().eval().requires_grad_(True)
+    layer = dict(model.named_modules()).get(name)
+    plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str)
+    if layer is None or not (plain or isinstance(layer, nn.Linear)):
+        known = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+        raise UserError(f"layer: {name!r} is no linear or plain conv layer of the model; those are {', '.join(known)}")
+    x = x.double() if x.is_floating_point() else x
+    exact = Hessian(model, loss, (x, y), parameters=[f"{name}.weight"], dtype=torch.float64).dense()
+    formula, near = torch.zeros_like(exact), torch.zeros_like(exact)
+    bounds = torch.zeros(3, dtype=torch.float64)
+    for i in range(len(y)):
+        a, outer = _around(model, layer, loss, x[i : i + 1], y[i : i + 1])
+        patches = _patches(layer, a)
+        o, p = outer.shape[:2]
+        formula += torch.einsum("up,apbq,vq->aubv", patches, outer, patches).reshape_as(exact) / len(y)
+        near += torch.einsum("up,apbp,vp->aubv", patches, outer, patches).reshape_as(exact) / len(y)
+        top = torch.linalg.eigvalsh(outer.reshape(o * p, o * p))[-1].clamp(min=0)
+        pixels = a.square().sum() * (layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1)
+        norms = torch.linalg.matrix_norm(patches, 2) ** 2, patches.square().sum(), pixels
+        bounds += top * torch.stack(norms) / len(y)
+    left = float(torch.linalg.eigvalsh(exact)[-1])
+    names = ("spectral norm of the patches", "norm of the patches", "norm of the activation times k²")
+    sides = [Bound(f"λ_max ≤ mean λ_max(M)·{n}", left, float(b)) for n, b in zip(names, bounds, strict=True)]
+    if patches.shape[1] == 1:  # one position: the three are the same
+        sides = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))]
+    scale = exact.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    return LayerCheck(name, float((exact - formula).norm() / scale), float((exact - near).norm() / scale), sides)
+
+
+def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin:
+    """Block-Gershgorin with the layers (weights and biases together) as blocks; H is dense, so the net is small."""
+    whole = Hessian(model, loss, (x, y), dtype=torch.float64)
+    matrix = whole.dense()
+    matrix = (matrix + matrix.T) / 2
+    owner = [name.rpartition(".")[0] for name in whole.names]
+    rows = {
+        group: torch.cat([torch.full((n,), o == group) for o, n in zip(owner, whole.sizes, strict=True)])
+        for group in layers(model)
+    }
+    intervals, radii = {}, {}
+    for i, mine in rows.items():
+        values = torch.linalg.eigvalsh(matrix[mine][:, mine])
+        others = (matrix[mine][:, other] for j, other in rows.items() if j != i)
+        radii[i] = sum(float(torch.linalg.matrix_norm(block, 2)) for block in others)
+        intervals[i] = float(values[0]) - radii[i], float(values[-1]) + radii[i]
+    eigenvalues = torch.linalg.eigvalsh(matrix)
+    top = Bound("λ_max ≤ max λ_max(H_ll) + R_l", float(eigenvalues[-1]), max(high for _, high in intervals.values()))
+    return Gershgorin(intervals, radii, eigenvalues, top)
+
+
+def mean_of_clients(model: nn.Module, loss: Loss, clients: Sequence[tuple[Tensor, Tensor]]) -> Bound:
+    """λ_max((1/N) Σ_k H_k) ≤ (1/N) Σ_k λ_max(H_k), from dense Hessians."""
+    if not clients:
+        raise UserError("clients: none given; at least one is needed")
+    matrices = torch.stack([Hessian(model, loss, data, dtype=torch.float64).dense() for data in clients])
+    tops = torch.linalg.eigvalsh(torch.cat([matrices.mean(0, keepdim=True), matrices]))[:, -1]
+    return Bound("λ_max of the mean ≤ mean of the clients' λ_max", float(tops[0]), float(tops[1:].mean()))
+
+
+def _around(model: nn.Module, layer: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One sample's input of the layer, and M as `[o, p, o, p]`: outputs and positions."""
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        seen.extend((args[0].detach(), out.detach()))
+
+    with layer.register_forward_hook(note):
+        model(x)
+    if len(seen) != 2:
+        raise UserError(f"layer: called {len(seen) // 2} times in a forward pass; the theory is for layers called once")
+    a, z = seen
+
+    def after(z: Tensor) -> Tensor:
+        with layer.register_forward_hook(lambda module, args, out: z):
+            return loss(model(x), y)
+
+    outer = hessian(after)(z).detach()
+    if isinstance(layer, nn.Conv2d):
+        return a, outer.reshape(z.shape[1], -1, z.shape[1], z[0, 0].numel())
+    positions, outputs = z.numel() // z.shape[-1], z.shape[-1]
+    return a, outer.reshape(positions, outputs, positions, outputs).permute(1, 0, 3, 2)
+
+
+def _patches(layer: nn.Module, a: Tensor) -> Tensor:
+    """U of one sample: `[c·k², positions]` of a convolution, `[inputs, positions]` of a linear layer."""
+    if not isinstance(layer, nn.Conv2d):
+        return a.reshape(-1, a.shape[-1]).T
+    return F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)[0]  # type: ignore[arg-type]

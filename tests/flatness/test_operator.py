@@ -1,0 +1,172 @@
+"""Hessian-vector products against dense Hessians; data handling; bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
+from torch import nn
+
+from fedman.errors import UserError
+from fedman.flatness import Hessian, Mean
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_products_are_those_of_the_dense_hessian(case: str, keep: bool) -> None:
+    model, (x, y) = CASES[case][0](), CASES[case][1]()
+    expected = dense_case(case)
+    hessian = Hessian(model, F.cross_entropy, (x, y), dtype=torch.float64, batch_size=4, keep_graphs=keep)
+    vectors = torch.randn(3, hessian.size, dtype=torch.float64)
+    for _ in range(2):
+        assert torch.allclose(hessian(vectors), vectors @ expected, rtol=1e-10, atol=1e-12)
+    assert hessian.products == 6
+    assert hessian.samples == len(y)
+
+
+def test_the_matrix_is_symmetric_and_the_models_own_state_is_untouched() -> None:
+    model = mlp().train()
+    before = [p.clone() for p in model.parameters()]
+    matrix = Hessian(model, F.cross_entropy, rows(), dtype=torch.float64).dense()
+    assert torch.allclose(matrix, matrix.T, atol=1e-13)
+    assert model.training
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_fp32_is_the_default_and_close() -> None:
+    model, (x, y) = mlp(), rows()
+    matrix = Hessian(model, F.cross_entropy, (x, y)).dense()
+    assert matrix.dtype == torch.float32
+    assert (matrix - dense(model, x, y)).norm() < 1e-5 * matrix.norm()
+
+
+def test_however_the_data_comes_the_mean_is_over_samples() -> None:
+    model, (x, y) = mlp(), rows()
+    expected = dense(model, x, y)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
+    ragged = [(x[:2], y[:2]), (x[2:9], y[2:9]), (x[9:], y[9:])]
+    for data in (loader, ragged, iter(ragged), [(x, y)], [[x, y]]):
+        hessian = Hessian(model, F.cross_entropy, data, dtype=torch.float64, batch_size=5, resident=False)
+        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
+    first = Hessian(model, F.cross_entropy, ragged, dtype=torch.float64, limit=7)
+    assert first.samples == 7
+    assert torch.allclose(first.dense(), dense(model, x[:7], y[:7]), atol=1e-12)
+
+
+def test_inputs_may_be_tuples_and_mappings() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return self.linear(left + right)
+
+    model, (x, y) = Two(), rows()
+    expected = dense(model.linear, 3 * x, y)
+    for inputs in ((x, 2 * x), {"right": 2 * x, "left": x}):
+        hessian = Hessian(model, F.cross_entropy, [(inputs, y)], dtype=torch.float64, batch_size=6)
+        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("names", "entries"),
+    [(["2"], range(36, 64)), (["0.weight"], range(30)), (["*.bias"], [*range(30, 36), *range(60, 64), *range(76, 79)])],
+)
+def test_a_block_is_the_submatrix(names: list[str], entries: list[int]) -> None:
+    model, (x, y) = mlp(), rows()
+    block = Hessian(model, F.cross_entropy, (x, y), parameters=names, dtype=torch.float64)
+    index = torch.tensor(list(entries))
+    assert torch.allclose(block.dense(), dense(model, x, y)[index][:, index], atol=1e-12)
+
+
+def test_the_gradient_is_autograds() -> None:
+    model, (x, y) = mlp().double(), rows()
+    loss = F.cross_entropy(model(x.double()), y)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    hessian = Hessian(model, F.cross_entropy, (x, y), dtype=torch.float64, batch_size=4)
+    value, gradient = hessian.loss_and_gradient()
+    assert torch.allclose(gradient, expected, atol=1e-13)
+    assert torch.allclose(value, loss.detach())
+    assert torch.equal(hessian.gradient(), gradient)
+
+
+def test_a_loss_without_curvature_and_unused_parameters_give_zeros() -> None:
+    x, _ = rows()
+    flat = Hessian(nn.Linear(5, 1), lambda out, y: out.mean(), (x, x))
+    assert not flat(torch.ones(1, flat.size)).any()
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(5, 1), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    hessian = Hessian(Partly(), F.mse_loss, (x, torch.zeros(len(x), 1)))
+    product = hessian(torch.ones(1, hessian.size))[0]
+    assert product[:6].all()
+    assert not product[6:].any()
+
+
+def test_the_mean_operator_weighs_its_parts() -> None:
+    model, (x, y) = mlp(), rows()
+    parts = [Hessian(model, F.cross_entropy, (x[s], y[s]), dtype=torch.float64) for s in (slice(9), slice(9, None))]
+    whole = Mean(parts, [9 / 23, 14 / 23])(torch.eye(79, dtype=torch.float64))
+    assert torch.allclose(whole, dense(model, x, y), atol=1e-12)
+
+
+def test_progress_is_called_for_every_batch() -> None:
+    seen: list[tuple[int, int]] = []
+    hessian = Hessian(mlp(), F.cross_entropy, rows(), batch_size=10, progress=lambda *a: seen.append(a))
+    hessian(torch.ones(2, hessian.size))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters": ["fc9"]}, "parameters: 'fc9' matches none; the modules with parameters are 0, 2, 4"),
+        ({"parameters": []}, "parameters: an empty list"),
+        ({"batches": []}, "batches: no samples"),
+        ({"batches": (torch.zeros(0, 5), torch.zeros(0, dtype=torch.long))}, "batches: no samples"),
+        ({"batches": [torch.zeros(3, 5)]}, "batches: an item is a Tensor"),
+        ({"batches": [(torch.zeros(3, 5), 3)]}, "batches: a target is a int"),
+        ({"batch_size": 0}, "batch_size: 0"),
+        ({"limit": -1}, "limit: -1"),
+        ({"dtype": torch.float16}, "dtype: torch.float16; torch.float32 and torch.float64"),
+        ({"model": nn.Flatten()}, "model: Flatten has no parameters"),
+        ({"model": nn.Linear(5, 3).requires_grad_(False)}, "model: Linear has no parameters"),
+    ],
+)
+def test_bad_input_is_one_line(change: dict, message: str) -> None:
+    arguments = {"model": mlp(), "loss": F.cross_entropy, "batches": rows()} | change
+    with pytest.raises(UserError) as error:
+        Hessian(**arguments)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_losses_and_vectors_are_refused_when_met() -> None:
+    x, y = rows()
+    v = torch.ones(1, 79)
+    with pytest.raises(UserError, match="loss: not finite"):
+        Hessian(mlp(), F.cross_entropy, (x * torch.inf, y))(v)
+    with pytest.raises(UserError, match="loss: not finite"):
+        Hessian(mlp(), F.cross_entropy, (x * torch.nan, y)).gradient()
+    with pytest.raises(UserError, match=r"loss: of shape \(23,\), a scalar"):
+        Hessian(mlp(), lambda a, b: F.cross_entropy(a, b, reduction="none"), (x, y))(v)
+    with pytest.raises(UserError, match=r"vectors: of shape \(79,\), \[k, 79\]"):
+        Hessian(mlp(), F.cross_entropy, (x, y))(v[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 1, 6, 6, generator=generator), torch.randint(0, 3, (9,), generator=generator)
+    expected = dense(cnn(), x, y)
+    matrix = Hessian(cnn(), F.cross_entropy, (x, y), device="cuda").dense().cpu()
+    assert (matrix - expected).norm() < 1e-5 * expected.norm()
