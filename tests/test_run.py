@@ -119,7 +119,7 @@ def wait_for_rounds(process, out, rounds):
         time.sleep(0.02)
 
 
-WORDS = ["model=mlp", "rounds=25", "epochs=2", "algorithm=fedspeed", "checkpoint_seconds=0.2"]
+WORDS = ["model=mlp", "rounds=40", "epochs=2", "algorithm=fedspeed", "checkpoint_seconds=0.2"]
 
 
 @pytest.fixture(scope="module")
