@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
-from fedman.engine import Engine, Training
+from fedman.engine import Engine, Federation, Training, Work
+from fedman.local import train
 from fedman.models import cifar_cnn
 from fedman.stacked import Stacked
 
@@ -99,6 +100,27 @@ def tuned_loop(model, images, labels, zeta, device):
     return model
 
 
+def phases(engine: Engine, state: Federation, clients: list[int], sync) -> dict[str, float]:
+    """Milliseconds of the parts of a round, for one chunk of clients and one evaluation."""
+    parts, started = {}, time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal started
+        sync()
+        parts[name] = (time.perf_counter() - started) * 1e3
+        started = time.perf_counter()
+
+    job = engine.job(state, clients)
+    lap("draw batches, copy states")
+    done = train(job, engine.algorithm, engine.stacked, engine.graphs, engine.stopping)
+    lap("local steps")
+    engine.close(state, clients, [Work(job, *done)])
+    lap("uploads, server")
+    engine.evaluate(state.sel)
+    lap("one evaluation")
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -120,7 +142,7 @@ def main() -> None:
 
     parts = list(torch.arange(clients * SIZE, device=device).split(SIZE))
     x_t, y_t = torch.as_tensor(raw, device=device), torch.as_tensor(y, device=device)
-    samples = Samples(x_t, y_t, x_t[:1], y_t[:1], parts, (0.5,) * 3, (0.25,) * 3, True)
+    samples = Samples(x_t, y_t, x_t, y_t, parts, (0.5,) * 3, (0.25,) * 3, True)
     how = Training(zeta=options.zeta, epochs=EPOCHS, batch_size=BATCH)
     stacked = Stacked(copy.deepcopy(model).cpu())
     engine = Engine(stacked, ALGORITHMS[options.algorithm](), samples, how, device=device, precision=options.precision)
@@ -138,12 +160,12 @@ def main() -> None:
     }
     seconds: dict[str, list[float]] = {name: [] for name in options.only}
     engine.round(state, list(range(clients)))  # warm up
+    sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     for _ in range(options.repeats):
         for name in options.only:
             started = time.perf_counter()
             works[name]()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            sync()
             seconds[name].append((time.perf_counter() - started) * 10 / clients)
     passes = 2 if options.algorithm in ("fedsam", "fedasam", "fedspeed") else 1
     flop = 10 * EPOCHS * SIZE * MACS * 2 * 3
@@ -156,6 +178,10 @@ def main() -> None:
         median = statistics.median(values)
         rate = flop * (passes if name == "fedman" else 1) / median / 1e9
         print(f"{name:10}{median:18.2f}{500 * median:18.0f}{rate:10.0f}{median / ours:11.2f}x")
+    chunk = list(range(min(engine.chunk, clients)))
+    engine.evaluate(state.sel)  # warm up
+    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases(engine, state, chunk, sync).items())
+    print(f"ms of a round of {len(chunk)} client(s), {len(y)} test images: {shown}")
 
 
 if __name__ == "__main__":

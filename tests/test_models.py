@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedman import config
 from fedman.errors import UserError
 from fedman.models import MODELS, build
 from fedman.stacked import Stacked
@@ -18,6 +19,11 @@ from fedman.stacked import Stacked
 )
 def test_parameter_counts(name, shape, classes, parameters):
     assert sum(p.numel() for p in build(name, shape, classes).parameters()) == parameters
+
+
+def test_the_configuration_knows_every_model():
+    """The names are written twice, so that a configuration can be checked without torch."""
+    assert tuple(MODELS) == config.MODELS
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedman.errors import Diverged, UserError
+from fedman.errors import Diverged, Interrupted, UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -146,6 +146,8 @@ def get(
         paths = download.get(name, data_dir, url=url, progress=advance)
     for path in paths:
         typer.echo(f"written to {path}")
+    if not paths:
+        typer.echo(f"{name} is part of the package; there is nothing to download")
 
 
 @data_app.command()
@@ -201,7 +203,5 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"error: {error}", 2)
     except Diverged as error:
         stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
-    except Exception as error:
-        if type(error).__name__ == "Interrupted":  # fedman.experiment is not imported here
-            stop(str(error), 128 + error.signum)  # type: ignore[attr-defined]
-        raise
+    except Interrupted as error:
+        stop(str(error), 128 + error.signum)

@@ -100,7 +100,7 @@ class Config(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-_HYPER = sorted({name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)})
+HYPERPARAMETERS = sorted({name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)})
 
 
 def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
@@ -133,7 +133,7 @@ def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
     else:
         own = hyperparameters(config.algorithm)
-        for key in _HYPER:
+        for key in HYPERPARAMETERS:
             if known.get(key) is not None and key not in own:
                 has = f"it has {', '.join(own)}" if own else "it has none"
                 yield f"{key}: {config.algorithm} has no such hyper-parameter ({has})"

@@ -7,3 +7,11 @@ class UserError(Exception):
 
 class Diverged(Exception):
     """Every client of a round returned a non-finite model. The command line prints it and exits with 3."""
+
+
+class Interrupted(Exception):
+    """A signal ended the run after a checkpoint was written. The command line exits with 128 + the signal."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum

@@ -21,7 +21,7 @@ from fedman import checkpoint
 from fedman.assembly import make_engine, on_device
 from fedman.data import Dataset, load
 from fedman.engine import Engine, Federation, Outcome, play
-from fedman.errors import Diverged
+from fedman.errors import Diverged, Interrupted
 from fedman.local import Stopped
 from fedman.records import (
     LOCAL,
@@ -63,14 +63,6 @@ class Result:
     def accuracy(self) -> float:
         """The headline: test accuracy of `all`, the mean of all clients' last models, in percent."""
         return self.summary["accuracy"]["all"]
-
-
-class Interrupted(Exception):
-    """A signal ended the run after a checkpoint was written."""
-
-    def __init__(self, signum: int, message: str) -> None:
-        super().__init__(message)
-        self.signum = signum
 
 
 def run(
@@ -153,6 +145,7 @@ class Run:
         self.flat = config.flat()
         self.decisive = {k: v for k, v in self.flat.items() if k not in LOCAL}
         self.state, self.before, self.log = engine.start(), 0.0, None
+        self.beside = 1  # runs stacked together
         self.records: list[dict[str, Any]] = []
         if folder:
             found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
@@ -165,8 +158,6 @@ class Run:
     def spent(self) -> float:
         """Seconds, those before a resume included. Of runs stacked together, each has its share of the time."""
         return self.before + (time.perf_counter() - self.started) / self.beside
-
-    beside = 1  # runs stacked together
 
     def cohort(self) -> list[int]:
         """The clients of the round to come."""

@@ -13,14 +13,11 @@ from typing import Any
 from fedman import experiment
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.assembly import stackable
-from fedman.config import Config, resolve
+from fedman.config import HYPERPARAMETERS, Config, resolve
 from fedman.data import Dataset
 from fedman.errors import Diverged, UserError
 from fedman.records import finished
 from fedman.runtime import pick_device
-
-HYPER = {name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)}
-
 
 CLIENTS = 90  # in one chunk: more no longer make a client cheaper
 
@@ -50,7 +47,7 @@ def cells(values: Mapping[str, Any], preset: str | None) -> list[Cell]:
     if twice:
         raise UserError(f"{twice[0]}: a value stands twice in {values[twice[0]]!r}")
     algorithms = [a for a in lists.get("algorithm", ["fedavg"]) if a in ALGORITHMS]
-    for key in HYPER & lists.keys():
+    for key in lists.keys() & set(HYPERPARAMETERS):
         if algorithms and not any(key in hyperparameters(a) for a in algorithms):
             raise UserError(f"{key}: none of {', '.join(algorithms)} has this hyper-parameter")
     grid: dict[str, Cell] = {}
@@ -59,9 +56,9 @@ def cells(values: Mapping[str, Any], preset: str | None) -> list[Cell]:
         own = (
             hyperparameters(chosen.get("algorithm", "fedavg"))
             if chosen.get("algorithm", "fedavg") in ALGORITHMS
-            else HYPER
+            else HYPERPARAMETERS
         )
-        chosen = {key: value for key, value in chosen.items() if key not in HYPER or key in own}
+        chosen = {key: value for key, value in chosen.items() if key not in HYPERPARAMETERS or key in own}
         cell = Cell({key: v for key, v in chosen.items() if len(lists[key]) > 1}, resolve(chosen, preset))
         grid.setdefault(cell.name, cell)
     return list(grid.values())

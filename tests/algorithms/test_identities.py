@@ -107,7 +107,7 @@ def test_drift_is_the_sum_of_a_clients_moves(name):
 
 
 def test_feddcs_gradient_state_after_round_one():
-    """g = −(1/N) Σ_S p_k·Δ_k/(p_k-free K·η_0): with g = g_k = 0 before, p_k(g_k⁺ − g_k) = −p_k Δ_k/(Kη_0)."""
+    """g = −(1/N) Σ_S p_k·Δ_k/(K_k·η_0): with g = g_k = 0 before, p_k(g_k⁺ − g_k) = −p_k·Δ_k/(K_k·η_0)."""
     machine = engine("feddc", {"alpha": 0.3})
     theta = machine.start().server["w"]
     state, _ = play(machine, COHORTS[:1])
