@@ -90,6 +90,7 @@ class Engine:
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k
         self.share = self.relative_size if algorithm.weighted else torch.ones_like(sizes)
+        self.ids: Sequence[int] = range(len(sizes))  # the clients' numbers, from which their draws come
         self.is_weight = stacked.is_weight().to(self.device)
         self.stopping = threading.Event()
         self.graphs = Graphs() if self.device.type == "cuda" else None
@@ -135,7 +136,7 @@ class Engine:
         drawn = plan(
             how.seed,
             t,
-            clients,
+            [self.ids[k] for k in clients],
             self.samples.sizes(clients),
             how.epochs,
             how.batch_size,
@@ -168,25 +169,35 @@ class Engine:
         good = [i for i, report in enumerate(reports) if report.pop("finite")]
         if not good:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
-        share = [self.share[cohort[i]].item() for i in good]
-        mean = {name: (weighted_sum(v[good], share) / sum(share)).to(self.dtype) for name, v in upload.items()}
-        state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
+        ids, rows = [cohort[i] for i in good], {name: v[good] for name, v in upload.items()}
+        self.advance(state, ids, rows, state.last[ids])
+        state.last[ids] = rows["w"]
+        for name, v in memory.items():
+            state.memory[name][ids] = v[good]
+        return self.outcome(state, cohort, ids, [reports[i] for i in good])
+
+    def advance(self, state: Federation, ids: list[int], upload: State, last: Tensor) -> None:
+        """The server's part of a round: the mean of the uploads `[S, P]` of the clients `ids`, its step, the sums.
+
+        `last` holds what the same clients uploaded before. Wherever clients run, a round ends here.
+        """
+        share = [self.share[k].item() for k in ids]
+        mean = {name: (weighted_sum(v, share) / sum(share)).to(self.dtype) for name, v in upload.items()}
+        state.server = dict(self.algorithm.update(state.server, mean, len(ids) / len(self.samples.parts)))
         state.sel = mean["w"]
-        ids = [cohort[i] for i in good]
-        state.total += weighted_sum(upload["w"][good], share) - weighted_sum(state.last[ids], share)
-        state.last[ids] = upload["w"][good]
-        for name, rows in memory.items():
-            state.memory[name][ids] = rows[good]
+        state.total += weighted_sum(upload["w"], share) - weighted_sum(last, share)
         for k in ids:
             state.seen[k] = True
-        lr = self.training.lr * self.training.lr_decay**state.round
         state.round += 1
+
+    def outcome(self, state: Federation, cohort: list[int], ids: list[int], reports: list[dict[str, float]]) -> Outcome:
+        """What the round that has just ended reports, from the figures of the clients `ids` that count."""
         return Outcome(
             cohort=list(cohort),
-            quarantined=[k for i, k in enumerate(cohort) if i not in good],
-            lr=lr,
-            loss=statistics.fmean(reports[i].pop("loss") for i in good),
-            man={name: statistics.fmean(reports[i][name] for i in good) for name in reports[good[0]]},
+            quarantined=[k for k in cohort if k not in ids],
+            lr=self.training.lr * self.training.lr_decay ** (state.round - 1),
+            loss=statistics.fmean(report["loss"] for report in reports),
+            man={name: statistics.fmean(report[name] for report in reports) for name in reports[0] if name != "loss"},
         )
 
     def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
