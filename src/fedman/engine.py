@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class Federation:
     total: Tensor  # [P] in float64: the sum of `last`, weighted as the uploads are
     sel: Tensor  # [P], the mean upload of the last round
     seen: list[bool] = field(default_factory=list)  # [N], who has taken part
+    notes: dict[str, Any] = field(default_factory=dict)  # of an engine of another kind; plain enough for JSON
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,21 @@ class Engine:
     def start(self) -> Federation:
         """Round 0: every client's last model is the common start, every memory is zero."""
         w = self.stacked.initial().to(self.device, self.dtype)
-        clients = len(self.samples.parts)
+        memory, last = self.tables(w)
         return Federation(
             round=0,
             server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in self.algorithm.server},
-            memory={name: w.new_zeros(clients, len(w)) for name in self.algorithm.client},
-            last=w.repeat(clients, 1),
+            memory=memory,
+            last=last,
             total=w.double() * self.share.sum().item(),
             sel=w,
-            seen=[False] * clients,
+            seen=[False] * len(last),
         )
+
+    def tables(self, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """What is kept for every client in round 0: `Federation.memory` and `Federation.last`."""
+        clients = len(self.samples.parts)
+        return {name: w.new_zeros(clients, len(w)) for name in self.algorithm.client}, w.repeat(clients, 1)
 
     def everyone(self, state: Federation) -> Tensor:
         """`all`: the mean of all N clients' last models, the model whose accuracy the paper reports."""
@@ -144,19 +151,24 @@ class Engine:
             pad=PAD if self.samples.augment else 0,
             longest=self.longest,
         )
-        hp = Local(
+        hp = self.local(t, clients, drawn.steps)
+        batches = Batches(self.samples, clients, drawn, self.dtype, self.stacked.layout)
+        memory = {name: rows[clients] for name, rows in state.memory.items()}
+        return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
+
+    def local(self, t: int, clients: list[int], steps: list[int]) -> Local:
+        """What the local steps of these clients share in round t."""
+        how, device = self.training, self.device
+        return Local(
             lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
             lr0=how.lr,
             decay=how.weight_decay,
             clip=how.clip,
             p=self.relative_size[clients, None].to(device, self.dtype),
-            steps=torch.tensor(drawn.steps, dtype=self.dtype, device=device)[:, None],
+            steps=torch.tensor(steps, dtype=self.dtype, device=device)[:, None],
             is_weight=self.is_weight,
             fused=self.fused,
         )
-        batches = Batches(self.samples, clients, drawn, self.dtype, self.stacked.layout)
-        memory = {name: rows[clients] for name, rows in state.memory.items()}
-        return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
 
     def close(self, state: Federation, cohort: list[int], works: list[Work]) -> Outcome:
         """The end of a round: uploads, screening, the server's step, the clients' memories."""

@@ -116,7 +116,7 @@ def run_stacked(
             engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
             engine.longest = longest if engine.longest or len(engines) > 1 else None
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
-        caught = stack.enter_context(stop_on_signal(engines[0])) if any(folders) else []
+        caught = stack.enter_context(stop_on_signal(engines[0].stopping)) if any(folders) else []
         runs = [
             Run(config, engine, folder, resume, precision, say, warn)
             for config, engine, folder, say in zip(configs, engines, folders, progress, strict=True)

@@ -1,32 +1,29 @@
-"""What travels between server and clients: names of records, arrays and fields. Arrays are plain ndarrays, never pickles.
+"""What travels between server and clients: names of records, arrays and fields.
 
-A round, server to client k (`message_type` "train"):
+A round, server to client k (message type "train"):
 
-| record | kind | holds |
-| --- | --- | --- |
-| `round` | ConfigRecord | `run`, `round`, `client`: which work this is; `relative_size`: p_k; `accepted`: the last round whose reply the server used, -1 if none; `settings`: the run's configuration; `task`: what the data must look like (both JSON) |
-| `server` | ArrayRecord | the vectors `[P]` of the server that the algorithm reads on a client: always `w` |
+- `round`, a ConfigRecord, the fields of `Order`;
+- `server`, an ArrayRecord: the server's vectors that the algorithm reads on a client, `[P]` each, always `w`.
 
-and back:
+And back:
 
-| record | kind | holds |
-| --- | --- | --- |
-| `reply` | ConfigRecord | `run`, `round`, `client` as they came |
-| `upload` | ArrayRecord | what the algorithm uploads, `[P]` each: always `w`; and `last`, the upload the server used before, where it keeps the mean of all clients |
-| `figures` | MetricRecord | `loss`, and the MAN term of each layer, `man.LAYER` |
+- `reply`, a ConfigRecord: `run`, `round`, `client` as they came;
+- `upload`, an ArrayRecord: the client's model `w`, `[P]`; `last`, its upload that the server used before, where
+  the server keeps the mean of all clients; and what else the server cannot compute from these
+  (`fedman.flower.traffic`);
+- `figures`, a MetricRecord: `loss`, and the MAN term of each layer as `man.LAYER`.
 
-A client's weight is not among them: the server knows it. Before the first round, and to every node that comes later,
-a question (`message_type` "query") with `round` alone; the answer is a ConfigRecord `node`: `client`, and `samples`,
-the size of the client's own data, 0 where it takes its part of the run's public data set.
-
-A client that cannot or will not work answers with a Flower error whose reason is one line.
-"""  # noqa: E501 (tables)
+A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",
+with `round` alone); the answer is `node`, a ConfigRecord: `client`, and `samples`, the size of the client's own data, 0
+where it takes its part of the run's public data set. A client that cannot or will not work answers with a Flower error
+whose reason is one line. Arrays are plain ndarrays in numpy's own format, never pickles.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 ROUND, SERVER = "round", "server"
@@ -48,37 +45,40 @@ class Task:
     images: bool  # bytes, channels last
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: bool
 
 
 @dataclass(frozen=True)
 class Order:
-    """The `round` record: one client's work in one round."""
+    """One client's work in one round."""
 
-    run: str
+    run: str  # 32 hexadecimal digits
     round: int  # counted from 0
     client: int
-    relative_size: float
-    accepted: int
-    settings: Mapping[str, Any]
-    task: Task
-
-    def fields(self) -> dict[str, str | int | float]:
-        """The record's contents."""
-        plain = {name: getattr(self, name) for name in ("run", "round", "client", "relative_size", "accepted")}
-        return plain | {"settings": json.dumps(dict(self.settings)), "task": json.dumps(asdict(self.task))}
+    relative_size: float  # p_k
+    accepted: int  # the last round whose reply the server used; -1: none
+    keep_last: bool  # whether the server wants the upload of that round again
+    settings: str  # the run's configuration, JSON
+    task: str  # a `Task`, JSON
 
     @staticmethod
-    def read(fields: Mapping[str, Any]) -> Order:
-        """The order in a record. Raises KeyError, TypeError or ValueError where it is not one."""
-        task = json.loads(fields["task"])
-        task |= {name: tuple(task[name]) for name in ("shape", "mean", "std")}
-        return Order(
-            str(fields["run"]),
-            int(fields["round"]),
-            int(fields["client"]),
-            float(fields["relative_size"]),
-            int(fields["accepted"]),
-            json.loads(fields["settings"]),
-            Task(**task),
-        )
+    def read(record: Mapping[str, Any]) -> Order:
+        """The order in a record. KeyError or TypeError where it is not one."""
+        kinds = {"str": str, "int": int, "float": float, "bool": bool}
+        order = Order(**{f.name: record[f.name] for f in fields(Order)})
+        for f in fields(Order):
+            if type(record[f.name]) is not kinds[str(f.type)]:
+                raise TypeError(f.name)
+        return order
+
+
+def encode(value: Mapping[str, Any] | Task) -> str:
+    """JSON for a field of an `Order`."""
+    return json.dumps(asdict(value) if isinstance(value, Task) else dict(value), sort_keys=True)
+
+
+def decode_task(text: str) -> Task:
+    """The task in an `Order`."""
+    task: dict[str, Any] = json.loads(text)
+    for name in ("shape", "mean", "std"):
+        task[name] = tuple(task[name])
+    return Task(**task)
