@@ -137,6 +137,11 @@ def test_a_clients_own_reason_is_passed_on_in_one_short_line():
     assert len(str(refused.value)) < 300
 
 
+def test_a_reply_that_could_not_be_unpacked_is_refused():
+    with pytest.raises(Refused, match=r"its reply cannot be read \(ValueError\)"):
+        screen(ValueError("Unexpected set of `children`"), EXPECTED)
+
+
 def test_names_that_a_stranger_chose_do_not_fill_the_log():
     names = {f"name\n{i}": Array(ORIGIN) for i in range(1000)}
     with pytest.raises(Refused) as refused:

@@ -62,9 +62,9 @@ class Expected:
     last: str = ""  # `digest` of the upload that `last` has to be
 
 
-def screen(message: Message, expected: Expected) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The arrays and figures of a good reply; `Refused` for any other."""
-    content = contents(message, (REPLY, UPLOAD, FIGURES))
+def screen(answer: Message | Exception, expected: Expected) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The arrays and figures of a good reply; `Refused` for any other, and for what came of unpacking one."""
+    content = contents(answer, (REPLY, UPLOAD, FIGURES))
     tag = {"run": expected.run, "round": expected.round, "client": expected.client}
     said = dict(content.config_records.get(REPLY, {}))
     if said != tag or any(type(said[name]) is not type(tag[name]) for name in tag):
@@ -108,11 +108,13 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def contents(message: Message, names: tuple[str, ...]) -> RecordDict:
+def contents(answer: Message | Exception, names: tuple[str, ...]) -> RecordDict:
     """The records of a reply, exactly those named."""
-    if message.has_error():
-        raise Refused(f"the client says: {' '.join(str(message.error.reason).split()):.200}")
-    content = message.content
+    if isinstance(answer, Exception):
+        raise Refused(f"its reply cannot be read ({type(answer).__name__})")
+    if answer.has_error():
+        raise Refused(f"the client says: {' '.join(str(answer.error.reason).split()):.200}")
+    content = answer.content
     _exactly("reply", content, names)
     return content
 
