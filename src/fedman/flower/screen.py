@@ -114,9 +114,10 @@ def contents(answer: Message | Exception, names: tuple[str, ...]) -> RecordDict:
         raise Refused(f"its reply cannot be read ({type(answer).__name__})")
     if answer.has_error():
         raise Refused(f"the client says: {' '.join(str(answer.error.reason).split()):.200}")
-    content = answer.content
-    _exactly("reply", content, names)
-    return content
+    if not answer.has_content():
+        raise Refused("reply: has nothing")
+    _exactly("reply", answer.content, names)
+    return answer.content
 
 
 def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, np.ndarray]:
