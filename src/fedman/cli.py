@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedman.errors import Diverged, Interrupted, UserError
+from fedman.errors import Diverged, Interrupted, TooFew, UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -23,11 +24,15 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
 app.add_typer(data_app, name="data")
+flower_app = typer.Typer(no_args_is_help=True, help="The same algorithms on Flower, on many machines or simulated.")
+app.add_typer(flower_app, name="flower")
 
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
 PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Out = Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 
 
 @app.command()
@@ -35,25 +40,18 @@ def run(
     keys: Keys = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False,
+    out: Out = None,
+    resume: Resume = False,
     device: Device = "auto",
 ) -> None:
     """One run.
 
     fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
     """
-    from fedman.config import overrides, read_toml, resolve
+    from fedman.config import resolve
 
-    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    if resume and out is None:
-        raise UserError("--resume: name the run's folder with --out")
-    if resume and out is not None and not given and not preset:
-        given = read_toml(out / "config.toml")
-    settings = resolve(given, preset)
-    out = out or Path("runs") / run_name(settings)
-    if not resume and (out / "config.toml").exists():
-        raise UserError(f"{out}: holds a run already; add --resume to go on with it, or choose another --out")
+    settings = resolve(given_keys(keys, preset, config, out, resume), preset)
+    out = run_folder(out or Path("runs") / run_name(settings), resume)
 
     from fedman import experiment
     from fedman.data import load
@@ -63,13 +61,7 @@ def run(
         data = load(settings.dataset, settings.data_dir, reading)
     with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
         result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
-    s = result.summary
-    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in s["accuracy"].items())
-    target = (
-        f"; {settings.target:g} % in round {s['rounds_to_target'] or f'{settings.rounds}+'}" if settings.target else ""
-    )
-    typer.echo(f"{settings.method}: {accuracy}{target}; {s['seconds']:.1f} s on {s['device']}, {s['precision']}")
-    typer.echo(f"written to {out}")
+    tell(settings, result.summary, out)
 
 
 @app.command()
@@ -174,6 +166,97 @@ def show(
         typer.echo(f"written to {plot}")
 
 
+@flower_app.command()
+def simulate(
+    keys: Keys = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    cpus: Annotated[float, typer.Option(help="CPUs a client at work takes", min=0.01)] = 1.0,
+    gpus: Annotated[float, typer.Option(help="share of a GPU a client at work takes", min=0)] = 0.0,
+) -> None:
+    """One run in Flower's simulation engine, on this machine or the Ray cluster of $RAY_ADDRESS.
+
+    fedman flower simulate --preset digits algorithm=feddc rounds=10
+    """
+    need_flower()
+    from fedman.config import resolve
+    from fedman.flower.service import split
+
+    values, service = split(given_keys(keys, preset, config, out, resume))
+    settings = resolve(values, preset)
+    out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
+
+    from fedman.flower.simulate import simulate as run_simulated
+    from fedman.progress import run_progress
+
+    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+        result = run_simulated(
+            settings, service, out=out, resume=resume, device=device, cpus=cpus, gpus=gpus, progress=advance, warn=say
+        )
+    tell(settings, result.summary, out)
+
+
+@flower_app.command()
+def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exist yet")]) -> None:
+    """Write the Flower app that `flwr run` starts in a deployment."""
+    need_flower()
+    from fedman.flower.app import new_project
+
+    new_project(folder)
+    typer.echo(f"written to {folder}; start it with: flwr run {folder} SUPERLINK -c 'settings=\"KEY=VALUE ...\"'")
+
+
+@flower_app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def superexec(context: typer.Context) -> None:
+    """`flower-superexec`, with its own options, whose client processes start warm."""
+    need_flower()
+    from fedman.flower.executor import main as run_superexec
+
+    run_superexec(context.args)
+
+
+def need_flower() -> None:
+    """Say how to get Flower where it is missing."""
+    if find_spec("flwr") is None or find_spec("ray") is None:
+        raise UserError("flower: not installed; pip install 'fedman[flower]'")
+
+
+def given_keys(
+    keys: list[str] | None, preset: str | None, config: Path | None, out: Path | None, resume: bool
+) -> dict[str, Any]:
+    """The keys of the file and of the command line; those of the run to go on with, where none are given."""
+    from fedman.config import overrides, read_toml
+
+    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
+    if resume and out is None:
+        raise UserError("--resume: name the run's folder with --out")
+    if resume and out is not None and not given and not preset:
+        given = read_toml(out / "config.toml")
+    return given
+
+
+def run_folder(out: Path, resume: bool) -> Path:
+    """A folder that is the run's own."""
+    if not resume and (out / "config.toml").exists():
+        raise UserError(f"{out}: holds a run already; add --resume to go on with it, or choose another --out")
+    return out
+
+
+def tell(config: Config, summary: dict[str, Any], out: Path) -> None:
+    """The result of a run in two lines."""
+    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
+    reached = summary["rounds_to_target"] or f"{config.rounds}+"
+    target = f"; {config.target:g} % in round {reached}" if config.target else ""
+    how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
+    typer.echo(f"{config.method}: {accuracy}{target}; {how}")
+    typer.echo(f"written to {out}")
+
+
 def run_name(config: Config) -> str:
     """The folder of a run that was given none."""
     dataset = Path(config.dataset.removeprefix("npz:")).stem
@@ -194,7 +277,7 @@ def stop(message: str, code: int) -> NoReturn:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; what a user can cause ends in one message and an exit code, never in a traceback.
 
-    2: bad input. 3: the run diverged. 130, 143: interrupted, after a checkpoint.
+    2: bad input. 3: the run diverged. 4: too few clients. 130, 143: interrupted, after a checkpoint.
     """
     command: Callable[..., Any] = typer.main.get_command(app)
     try:
@@ -203,5 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"error: {error}", 2)
     except Diverged as error:
         stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
+    except TooFew as error:
+        stop(f"too few clients: {error}", 4)
     except Interrupted as error:
         stop(str(error), 128 + error.signum)

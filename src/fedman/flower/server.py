@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message import Array
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedman.engine import Engine, Federation, Outcome
 from fedman.errors import TooFew, UserError
 from fedman.experiment import Progress, Result, Run, drive
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
-from fedman.flower.post import Answer, Roster, ask, letter
+from fedman.flower.post import Roster, ask, letter
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
 from fedman.flower.service import Service
 from fedman.flower.traffic import exchange
@@ -106,7 +106,7 @@ class Remote(Engine):
             down += sent
             theta = state.server["w"].cpu().numpy()
             far = {k: distance(reply.arrays["w"], theta) for k, reply in good.items()}
-            for k, reason in outliers(far, self.service.outlier_factor).items():
+            for k, reason in outliers(far, self.service.norm_factor).items():
                 refused[k] = reason
                 del good[k]
             if len(good) >= need:
@@ -138,7 +138,7 @@ class Remote(Engine):
                 refused[k] = f"no reply within {timeout:g} s"
             else:
                 try:
-                    good[k] = Reply(*screen(readable(answers[k]), self._expected(state, k)))
+                    good[k] = Reply(*screen(answers[k], self._expected(state, k)))
                 except Refused as error:
                     refused[k] = str(error)
         return good, refused, len(letters) * sum(len(v.data) for v in vectors.values())
@@ -215,13 +215,6 @@ class Remote(Engine):
         outcome = self.outcome(state, cohort, ids, reports)
         reasons = {str(k): reason for k, reason in refused.items() if k not in good}
         return Report(**vars(outcome), refused=reasons, attempts=n, bytes_down=down, bytes_up=up)
-
-
-def readable(answer: Answer) -> Message:
-    """An answer that could be unpacked."""
-    if isinstance(answer, Exception):
-        raise Refused(f"its reply cannot be read ({type(answer).__name__})")
-    return answer
 
 
 def serve(

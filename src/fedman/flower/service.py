@@ -26,7 +26,7 @@ class Service(BaseModel):
     norm_bound: Annotated[float, Field(gt=0)] | None = Field(
         None, description="bound on the distance a client's model may move [what its clipped steps can]"
     )
-    outlier_factor: Annotated[float, Field(gt=1, allow_inf_nan=True)] = Field(
+    norm_factor: Annotated[float, Field(gt=1, allow_inf_nan=True)] = Field(
         FACTOR, description="times the round's median distance a client's model may move"
     )
     sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(

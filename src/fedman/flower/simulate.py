@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
         variables["FEDMAN_DATA"] = str(Path(config.data_dir).expanduser().absolute())
     if is_npz(config.dataset):
         variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
+    warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     ray.init(
         runtime_env={"env_vars": variables}, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
     )

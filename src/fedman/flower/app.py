@@ -1,0 +1,64 @@
+"""The ServerApp of a deployment: what `flwr run -c '...'` says becomes a run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from fedman.config import overrides, read_toml, resolve
+from fedman.errors import Diverged, Interrupted, TooFew, UserError
+from fedman.flower.server import serve
+from fedman.flower.service import split
+from fedman.progress import described
+from fedman.records import write_json
+
+CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
+PROJECT = Path(__file__).parent / "project"
+
+
+class Failed(Exception):
+    """Why a run ended early, with its exit code: Flower shows the message as the run's details."""
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Read the run's configuration and play it. A failure is also written to OUT/failed.json."""
+    given = context.run_config
+    out = Path(str(given["out"])).expanduser()
+    failed = out / "failed.json"
+    failed.unlink(missing_ok=True)
+    try:
+        values, service = split(_values(str(given["settings"]), out, bool(given["resume"])))
+        config = resolve(values, str(given["preset"]) or None)
+        if not given["resume"] and (out / "config.toml").exists():
+            raise UserError(f"{out}: holds a run already; add resume=true to go on with it, or choose another out")
+        serve(grid, config, service, out=out, resume=bool(given["resume"]), progress=_say, warn=print)
+    except (UserError, Diverged, TooFew, Interrupted) as error:
+        code = 128 + error.signum if isinstance(error, Interrupted) else CODES[type(error)]
+        if out.is_dir():
+            write_json(failed, {"exit": code, "reason": str(error)})
+        raise Failed(f"exit {code}: {error}") from None
+
+
+def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
+    """The KEY=VALUE words; those of a run to go on with, where none are given."""
+    given = overrides(shlex.split(settings))
+    return {**given} if given or not resume else read_toml(out / "config.toml")
+
+
+def _say(record: dict[str, object]) -> None:
+    print(f"round {record['round']}: {described(record)}", flush=True)
+
+
+def new_project(folder: Path) -> None:
+    """Write the Flower app that `flwr run` starts into a folder of its own."""
+    try:
+        folder.mkdir(parents=True)
+        for path in sorted(PROJECT.iterdir()):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error.strerror or error}") from None
