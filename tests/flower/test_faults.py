@@ -93,14 +93,14 @@ def test_a_model_far_from_all_others_is_refused_within_its_reach(tmp_path, hones
 
     def pushed(reply: Message) -> Message:
         w = reply.content["upload"]["w"].numpy()
-        reply.content["upload"]["w"] = Array(w + w.dtype.type(12 / len(w) ** 0.5))
+        reply.content["upload"]["w"] = Array(w + w.dtype.type(3 / len(w) ** 0.5))
         return reply
 
-    strict = play(tmp_path / "strict", by_the_liar(pushed), norm_factor=10.0)
+    strict = play(tmp_path / "strict", by_the_liar(pushed), norm_factor=4.0)
     assert torch.equal(theta(strict), honest[0, 1, 2])
     assert "times the median" in strict.rounds[0]["refused"][str(LIAR)]
     loose = play(tmp_path / "loose", by_the_liar(pushed), norm_factor=math.inf)
-    assert [record["refused"] for record in loose.rounds] == [{}] * ROUNDS
+    assert loose.rounds[0]["refused"] == {}
 
 
 def test_a_reply_that_cannot_be_unpacked_is_its_senders_fault_alone(tmp_path, honest):
