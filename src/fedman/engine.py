@@ -69,6 +69,8 @@ class Outcome:
 class Engine:
     """Runs rounds of one algorithm on one model and one set of clients."""
 
+    keeps_all = True  # whether `everyone` can be told
+
     def __init__(
         self,
         stacked: Stacked,

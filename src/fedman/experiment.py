@@ -61,8 +61,12 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """The headline: test accuracy of `all`, the mean of all clients' last models, in percent."""
-        return self.summary["accuracy"]["all"]
+        """The headline: test accuracy of `all`, the mean of all clients' last models, in percent.
+
+        Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
+        """
+        accuracy = self.summary["accuracy"]
+        return accuracy.get("all", accuracy["cloud"])
 
 
 def run(
@@ -272,8 +276,9 @@ def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
-    """The three models of a round: the mean of all clients, of the round's clients, and the one sent next."""
-    return {"all": engine.everyone(state), "sel": state.sel, "cloud": state.server["w"]}
+    """The models of a round: the mean of all clients, where it is kept, of the round's clients, the one sent next."""
+    models = {"sel": state.sel, "cloud": state.server["w"]}
+    return {"all": engine.everyone(state), **models} if engine.keeps_all else models
 
 
 def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Any]:

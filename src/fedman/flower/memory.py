@@ -35,28 +35,29 @@ class Memory:
     def __init__(self, root: Path, run: str, client: int) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", run):
             raise UserError(f"run: {run[:40]!r} is not the name of a run, 32 hexadecimal digits")
-        self.run, self.client = run, client
+        self.run, self.client, self.root = run, client, root
         self.folder = root / run / f"client-{client:06d}"
 
     def load(self, round: int, names: tuple[str, ...], like: Tensor) -> dict[str, Tensor]:
         """The vectors left by `round`, each `[P]` as `like`; refused where they are missing, foreign or damaged."""
         path = self._path(round)
+        name = path.relative_to(self.root)  # the reason goes to the server, who need not know this machine's folders
         try:
             with safe_open(path, framework="pt") as file:
-                tag, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                tag, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            raise UserError(
-                f"{path}: client {self.client}'s memory of round {round + 1} is not there{self._has()}"
-            ) from None
+            raise UserError(f"memory: {name} is not there{self._has()}") from None
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+            raise UserError(f"memory: {name} cannot be read ({error})") from None
         wanted = {**self._tag(round), "sha256": _digest(found)}
-        wrong = [name for name, value in wanted.items() if tag.get(name) != value]
+        wrong = [field for field, value in wanted.items() if tag.get(field) != value]
         if wrong:
-            raise UserError(f"{path}: not the memory of this client, run and round; {', '.join(wrong)} differ")
+            raise UserError(f"memory: {name} is not of this client, run and round; {', '.join(wrong)} differs")
         if set(found) != set(names) or any(v.shape != like.shape or v.dtype != like.dtype for v in found.values()):
-            shown = ", ".join(f"{name} {list(v.shape)}" for name, v in found.items())
-            raise UserError(f"{path}: holds {shown}; wanted are {', '.join(names)} of {list(like.shape)}")
+            shown = ", ".join(f"{field} {v.dtype} {list(v.shape)}" for field, v in found.items())
+            raise UserError(
+                f"memory: {name} holds {shown}; wanted are {', '.join(names)} {like.dtype} {list(like.shape)}"
+            )
         return found
 
     def save(self, round: int, vectors: Mapping[str, Tensor]) -> None:
@@ -78,8 +79,8 @@ class Memory:
         return {"run": self.run, "client": str(self.client), "round": str(round)}
 
     def _has(self) -> str:
-        rounds = sorted(int(path.stem.removeprefix("round-")) + 1 for path in self.folder.glob("round-*.safetensors"))
-        return f" (there are rounds {', '.join(map(str, rounds))})" if rounds else ""
+        there = ", ".join(path.name for path in sorted(self.folder.glob("round-*.safetensors")))
+        return f" (but {there})" if there else ""
 
 
 def _digest(vectors: Mapping[str, Tensor]) -> str:

@@ -70,7 +70,7 @@ class Remote(Engine):
 
     def connect(self, grid: Grid, config: Config, data: Dataset, service: Service) -> None:
         """Tell the engine where its clients are and what they are told."""
-        self.grid, self.service = grid, service
+        self.grid, self.service, self.keeps_all = grid, service, service.keep_last
         flat = {k: v for k, v in config.flat().items() if k not in LOCAL}
         if service.sizes is not None:
             flat |= {"dataset": CUSTOM, "augment": self.samples.augment}
