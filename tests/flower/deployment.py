@@ -57,6 +57,7 @@ class Deployment:
     folder: Path
     certificates: Path | None = None  # a folder with ca.crt, server.pem and server.key: TLS and authenticated nodes
     env: dict[str, str] = field(default_factory=dict)  # more environment for all processes
+    warm: bool = False  # client processes are forks of `fedman flower superexec`
     port: int = field(default_factory=lambda: free_port())
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -102,9 +103,13 @@ class Deployment:
             if self.certificates:
                 key = f"{self.certificates}/{name}"
                 security = ("--root-certificates", f"{self.certificates}/ca.crt", "--auth-supernode-private-key", key)
-        runtime = ["--host", "127.0.0.1", "--port", str(free_port())]
+        port = free_port()
+        runtime = ["--host", "127.0.0.1", "--port", str(port), *(["--isolation", "process"] if self.warm else [])]
         words = ["flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}", *runtime]
         self._spawn(name, [*words, "--node-config", config] if config else words)
+        if self.warm:
+            superexec = ["fedman", "flower", "superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            self._spawn(f"{name}-superexec", superexec)
         if wait:
             self._until(f"SuperNode {name} to join", lambda: "SuperNode ID" in self.log(name), 120, name)
 
@@ -117,13 +122,18 @@ class Deployment:
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> None:
         """End a SuperLink or SuperNode, with its SuperExec and apps, as a power cut would."""
-        process = self.processes.pop(name)
-        family = descendants(process.pid)
-        process.send_signal(signum)
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
-        process.wait(30)
+        for process in [self.processes.pop(n) for n in (name, f"{name}-superexec") if n in self.processes]:
+            for pid in (process.pid, *descendants(process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            process.wait(30)
+
+    def kill_app(self, command: str) -> None:
+        """End the process of an app as a power cut would: "flwr-serverapp"."""
+        found = [pid for pid in self.pids() if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert found, f"no {command} is running\n{self.logs()}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
 
     def flwr(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A `flwr` command in this deployment."""
@@ -169,7 +179,9 @@ class Deployment:
 
     def logs(self, tail: int = 3000) -> str:
         """The ends of all logs, for a failure's message."""
-        return "".join(f"\n--- {path.stem}\n{path.read_text(errors='replace')[-tail:]}" for path in self.folder.glob("*.log"))
+        return "".join(
+            f"\n--- {path.stem}\n{path.read_text(errors='replace')[-tail:]}" for path in self.folder.glob("*.log")
+        )
 
     def stop(self) -> None:
         """End everything: politely, then by force, every process of this FLWR_HOME."""

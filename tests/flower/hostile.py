@@ -1,13 +1,14 @@
-"""Twelve ways to answer a round badly, and two that are not an answer: what a hostile client sends in place of its own.
+"""Bad ways to answer a round: what a hostile client sends in place of its own reply.
 
-Also a ClientApp: `app` is fedman's, but for a node started with `hostile="KIND"` (or `hostile="each"`: the kinds in
-turn, one a round) in its node config.
+Also a ClientApp: `app` is fedman's, but for a node with `hostile="FILE"` in its node config. What the file says when a
+round begins is what the node does: one of `KINDS`, or `sleep SECONDS` before an honest reply; nothing: an honest reply.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
@@ -15,8 +16,6 @@ from flwr.clientapp import ClientApp
 
 from fedman.flower import client
 from fedman.flower.messages import FIGURES, REPLY, UPLOAD
-
-SLOW = 90.0  # seconds, for the kind "slow"
 
 
 def with_w(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[RecordDict], None]:
@@ -91,11 +90,10 @@ app.query()(client.introduce)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """fedman's reply, spoilt where this node is hostile."""
-    kind = str(context.node_config.get("hostile", ""))
-    if kind == "slow":
-        time.sleep(SLOW)
+    """fedman's reply, late or spoilt where this node has been told so."""
+    orders = Path(str(context.node_config["hostile"]))
+    kind = orders.read_text() if orders.exists() else ""
+    if kind.startswith("sleep "):
+        time.sleep(float(kind.removeprefix("sleep ")))
     reply = client.train(message, context)
-    if kind == "each":
-        kind = list(KINDS)[int(message.content.config_records["round"]["round"]) % len(KINDS)]
     return spoil(kind, reply) if kind in KINDS else reply
