@@ -57,7 +57,7 @@ class Deployment:
     folder: Path
     certificates: Path | None = None  # a folder with ca.crt, server.pem and server.key: TLS and authenticated nodes
     env: dict[str, str] = field(default_factory=dict)  # more environment for all processes
-    warm: bool = False  # client processes are forks of `fedman flower superexec`
+    warm: bool = False  # apps are forks of `fedman flower superexec`
     port: int = field(default_factory=lambda: free_port())
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -90,8 +90,9 @@ class Deployment:
             security = ["--ssl-certfile", f"{certificates}/server.pem", "--ssl-keyfile", f"{certificates}/server.key"]
             security += ["--ssl-ca-certfile", f"{certificates}/ca.crt", "--enable-supernode-auth"]
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._spawn("superlink", ["flower-superlink", *security, *address, *extra])
+        self._spawn("superlink", ["flower-superlink", *security, *address, *self._isolation, *extra])
         self._until("the SuperLink to answer", lambda: answers(self.port), 120, "superlink")
+        self._warm_up("superlink", self.port)
 
     def start_node(self, name: str, config: str = "", *security: str, wait: bool = True) -> None:
         """Start a SuperNode with a node config such as 'partition-id=0'; by default wait until it has joined.
@@ -104,12 +105,10 @@ class Deployment:
                 key = f"{self.certificates}/{name}"
                 security = ("--root-certificates", f"{self.certificates}/ca.crt", "--auth-supernode-private-key", key)
         port = free_port()
-        runtime = ["--host", "127.0.0.1", "--port", str(port), *(["--isolation", "process"] if self.warm else [])]
+        runtime = ["--host", "127.0.0.1", "--port", str(port), *self._isolation]
         words = ["flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}", *runtime]
         self._spawn(name, [*words, "--node-config", config] if config else words)
-        if self.warm:
-            superexec = ["fedman", "flower", "superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
-            self._spawn(f"{name}-superexec", superexec)
+        self._warm_up(name, port)
         if wait:
             self._until(f"SuperNode {name} to join", lambda: "SuperNode ID" in self.log(name), 120, name)
 
@@ -202,6 +201,16 @@ class Deployment:
         """The processes that have this deployment's FLWR_HOME in their environment."""
         mark = f"FLWR_HOME={self.folder / 'home'}\0".encode()
         return [pid for pid, environ in environments() if mark in environ]
+
+    @property
+    def _isolation(self) -> list[str]:
+        return ["--isolation", "process"] if self.warm else []
+
+    def _warm_up(self, name: str, port: int) -> None:
+        """Give a SuperLink or SuperNode a SuperExec whose processes start warm, where that is wanted."""
+        if self.warm:
+            words = ["fedman", "flower", "superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            self._spawn(f"{name}-superexec", words)
 
     def _spawn(self, name: str, words: list[str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as out:
