@@ -29,5 +29,5 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard,flower]'
 	touch $@
