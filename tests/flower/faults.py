@@ -1,6 +1,6 @@
 """Faults of a real federation on loopback, one after the other, and a table of what came of them.
 
-    python tests/flower/faults.py              # all trials, about ten minutes
+    python tests/flower/faults.py              # all trials, about half an hour on two busy cores
     python tests/flower/faults.py killed slow  # those whose names contain a word
 
 Every trial starts a run with `flwr run` and waits for its end with a time limit. A trial is good if the run completes
@@ -11,6 +11,7 @@ the exit code that is stated for it. The command ends with 1 if a trial is not.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import time
@@ -45,28 +46,29 @@ class Trial:
     clients: tuple[int, ...] = tuple(range(CLIENTS))  # whose result it must be
     exit: int = 0
     service: str = "retries=0 round_timeout=60"
+    alone: bool = True  # in a federation of its own
 
 
 @dataclass
 class Stage:
-    """A federation of four nodes on loopback, client 3 and the others ready to be told what to do."""
+    """A trial in a federation of four nodes, each ready to be told what to do."""
 
     deployment: Deployment
-    app: Path
     trial: Trial
 
     def tell(self, client: int, what: str) -> None:
         """From now on the node does this with its rounds: see `hostile`."""
-        self._orders(client).write_text(what)
+        orders(self.deployment, client).write_text(what)
 
-    def node(self, client: int) -> tuple[str, str]:
-        return f"node{client}", f'partition-id={client} hostile="{self._orders(client)}"'
+    def restart(self, client: int) -> None:
+        """Start a killed node again."""
+        self.deployment.start_node(*node(self.deployment, client), wait=False)
 
     def submit(self, resume: bool = False) -> tuple[str, Path]:
         """Start the run; its id and its folder."""
-        out = self.deployment.folder / self.trial.name.replace(" ", "-")
+        out = self.deployment.folder / re.sub(r"\W+", "-", self.trial.name)
         config = f'settings="{RUN} {self.trial.service}" out="{out}" resume={str(resume).lower()}'
-        return self.deployment.submit(self.app, config), out
+        return self.deployment.submit(self.deployment.folder.parent / "app", config), out
 
     def finish(self, resume: bool = False) -> Path:
         """Start the run, or go on with it, and wait for its end."""
@@ -82,8 +84,14 @@ class Stage:
                 raise TimeLimit(f"{self.trial.name}: no round {rounds} in {LIMIT:.0f} s{self.deployment.logs()}")
             time.sleep(0.1)
 
-    def _orders(self, client: int) -> Path:
-        return self.deployment.folder / f"orders-{client}"
+
+def node(deployment: Deployment, client: int) -> tuple[str, str]:
+    """A node's name and its node config."""
+    return f"node{client}", f'partition-id={client} hostile="{orders(deployment, client)}"'
+
+
+def orders(deployment: Deployment, client: int) -> Path:
+    return deployment.folder / f"orders-{client}"
 
 
 def hostile(kind: str, *clients: int) -> Callable[[Stage], Path]:
@@ -105,7 +113,7 @@ def node_killed(stage: Stage) -> Path:
     time.sleep(5)
     stage.deployment.kill(f"node{LIAR}")
     stage.tell(LIAR, "")
-    stage.deployment.start_node(*stage.node(LIAR), wait=False)
+    stage.restart(LIAR)
     stage.deployment.wait(number, LIMIT)
     return out
 
@@ -130,35 +138,36 @@ def superlink_killed(stage: Stage) -> Path:
     stage.deployment.start_superlink()
     for k in range(CLIENTS):  # what a service manager does
         stage.deployment.kill(f"node{k}")
-        stage.deployment.start_node(*stage.node(k), wait=False)
+        stage.restart(k)
     return stage.finish(resume=True)
 
 
 HONEST = tuple(k for k in range(CLIENTS) if k != LIAR)
 PATIENT = "retries=5 quorum=1 round_timeout=20"
 TRIALS = [
-    *(Trial(f"reply: {kind}", hostile(kind, LIAR), HONEST) for kind in KINDS),
-    Trial("all replies but one NaN", hostile("NaN", 1, 2, LIAR), exit=4),
+    *(Trial(f"reply: {kind}", hostile(kind, LIAR), HONEST, alone=False) for kind in KINDS),
+    Trial("all replies but one NaN", hostile("NaN", 1, 2, LIAR), exit=4, alone=False),
     Trial("slow client", hostile("sleep 90", LIAR), HONEST, service="retries=0 round_timeout=15"),
     Trial("SuperNode killed at work and restarted", node_killed, service=PATIENT),
     Trial("ServerApp killed after round 1, resumed", server_killed(1), service=PATIENT),
     Trial("ServerApp killed after round 2, resumed", server_killed(2), service=PATIENT),
     Trial("SuperLink killed after round 1, resumed", superlink_killed, service=PATIENT),
-    Trial("no fault", hostile("", LIAR)),
+    Trial("no fault", hostile("", LIAR), alone=False),
 ]
 
 
 @contextmanager
-def stage(folder: Path, trial: Trial) -> Iterator[Stage]:
-    """A fresh federation."""
-    app = folder / "app"
-    new_project(app)
-    (app / "client_app.py").write_text('"""The hostile client."""\n\nimport hostile\n\napp = hostile.app\n')
-    env = {"PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}", "FEDMAN_MEMORY": str(folder / "memory")}
-    with Deployment(folder / "deployment", env=env, warm=True) as deployment:
-        found = Stage(deployment, app, trial)
-        deployment.start_nodes(dict(found.node(k) for k in range(CLIENTS)))
-        yield found
+def federation() -> Iterator[Deployment]:
+    """Four nodes on loopback with the hostile client."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root)
+        new_project(folder / "app")
+        text = '"""The hostile client."""\n\nimport hostile\n\napp = hostile.app\n'
+        (folder / "app" / "client_app.py").write_text(text)
+        env = {"PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}", "FEDMAN_MEMORY": str(folder / "memory")}
+        with Deployment(folder / "deployment", env=env, warm=True) as deployment:
+            deployment.start_nodes(dict(node(deployment, k) for k in range(CLIENTS)))
+            yield deployment
 
 
 def simulated(clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
@@ -185,13 +194,17 @@ def verdict(trial: Trial, out: Path) -> tuple[bool, str]:
     return good, f"completes, result {who} {'bit-identical' if same else 'DIFFERS'}"
 
 
-def attempt(trial: Trial, folder: Path) -> tuple[bool, str]:
-    """Play a trial in a federation of its own."""
+def attempt(trial: Trial, deployment: Deployment) -> bool:
+    """Play a trial and print its line."""
+    start, stage = time.monotonic(), Stage(deployment, trial)
+    for k in range(CLIENTS):
+        stage.tell(k, "")
     try:
-        with stage(folder, trial) as found:
-            return verdict(trial, trial.play(found))
+        fine, outcome = verdict(trial, trial.play(stage))
     except TimeLimit as error:
-        return False, f"HANGS: {error}"
+        fine, outcome = False, f"HANGS: {error}"
+    print(f"| {trial.name} | {'' if fine else 'FAILS: '}{outcome} | {time.monotonic() - start:.0f} |", flush=True)
+    return fine
 
 
 def main(words: list[str]) -> int:
@@ -200,12 +213,13 @@ def main(words: list[str]) -> int:
     chosen = [trial for trial in TRIALS if not words or any(word in trial.name for word in words)]
     good = 0
     print("| fault | outcome | seconds |\n| --- | --- | --- |", flush=True)
+    if together := [trial for trial in chosen if not trial.alone]:
+        with federation() as deployment:
+            good += sum(attempt(trial, deployment) for trial in together)
     for trial in chosen:
-        start = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            fine, outcome = attempt(trial, Path(folder))
-        good += fine
-        print(f"| {trial.name} | {'' if fine else 'FAILS: '}{outcome} | {time.monotonic() - start:.0f} |", flush=True)
+        if trial.alone:
+            with federation() as deployment:
+                good += attempt(trial, deployment)
     print(f"\n{good} of {len(chosen)} as stated")
     return 0 if good == len(chosen) else 1
 
