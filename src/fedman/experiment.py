@@ -84,10 +84,8 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
-    if out is not None and resume and (summary := finished(Path(out), config.flat())):
-        if "diverged" in summary:
-            raise Diverged(summary["diverged"])
-        return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
+    if out is not None and resume and (done := finished_result(config, out)):
+        return done
     data = data or load(config.dataset, config.data_dir)
     (result,) = run_stacked(
         [config], data, [out], model=model, resume=resume, device=device, progress=[progress], warn=warn
@@ -264,6 +262,16 @@ def _round(runs: list[Run]) -> list[Outcome | Diverged]:
         return [runs[0].engine.round(runs[0].state, runs[0].cohort())]
     except Diverged as error:
         return [error]
+
+
+def finished_result(config: Config, out: str | Path) -> Result | None:
+    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so."""
+    summary = finished(Path(out), config.flat())
+    if summary is None:
+        return None
+    if "diverged" in summary:
+        raise Diverged(summary["diverged"])
+    return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
 
 
 def read_models(path: Path) -> dict[str, dict[str, Tensor]]:

@@ -51,6 +51,8 @@ def test_the_simulators_bits(algorithm, tmp_path):
     assert there.summary["accuracy"] == here.summary["accuracy"]
     assert (tmp_path / "model.safetensors").exists()
     assert experiment.run(config, out=tmp_path, resume=True).summary == there.summary
+    nobody = LocalGrid.of(0, tmp_path)
+    assert play(config, tmp_path, nobody, resume=True).summary == there.summary
 
 
 def test_what_travels(tmp_path):
@@ -210,7 +212,7 @@ def test_missing_clients_are_named_before_anything_is_played(tmp_path):
     grid.nodes[202] = {}
     with pytest.raises(TooFew, match=r"3 of 5 clients are there after 0\.2 s; missing: 3, 4; node ") as error:
         play(config, tmp_path, grid)
-    assert "node 200: claims to be client 1, who is node 101" in str(error.value)
+    assert "node 200: client 1 is node 101" in str(error.value)
     assert "client: 7 is not one of 0 to 4" in str(error.value)
     assert "partition-id: None is not a client's number" in str(error.value)
     assert {m.metadata.message_type for m in grid.sent} == {"query"}
@@ -232,6 +234,24 @@ def test_a_restarted_node_takes_its_clients_seat_and_memory(tmp_path):
     nodes = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert 300 in nodes
     assert 301 not in nodes
+
+
+def test_a_node_that_no_longer_answers_loses_its_seat(tmp_path, monkeypatch):
+    """Killed, it stays on Flower's list for a while; its successor is let in as soon as it does not answer."""
+    monkeypatch.setattr("fedman.flower.post.QUESTION_TIMEOUT", 0.2)
+    config = settings(algorithm="feddc", participation=1)
+    grid, dead = LocalGrid.of(5, tmp_path / "memory"), set()
+
+    def die(order, reply):
+        if order.metadata.message_type == "train" and about(order) == (0, 4):
+            grid.nodes[300] = dict(grid.nodes[102])
+            dead.add(102)
+        return None if order.metadata.dst_node_id in dead else reply
+
+    grid.alter = die
+    assert same(play(config, tmp_path, grid), experiment.run(config, device="cpu"))
+    questions = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "query"]
+    assert questions.count(102) == 2
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -47,11 +47,11 @@ def test_interrupted_and_resumed_it_ends_with_the_simulators_bits(tmp_path):
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     words = [*WORDS[1:], f"dataset=npz:{tmp_path}/mine.npz", "algorithm=feddc", "rounds=12"]
     out = tmp_path / "out"
-    process = start(*words, out=out)
+    process = start(*words, out=out, start_new_session=True)
     end = time.monotonic() + 200
     while not (out / "checkpoint").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C on a terminal does
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 130, stderr
     assert f"go on with: fedman flower simulate --out {out} --resume" in stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,12 +13,13 @@ import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedman.errors import TooFew
-from fedman.flower.messages import NODE, ROUND
+from fedman.errors import TooFew, UserError
+from fedman.flower.messages import NODE, REFUSED, ROUND
 from fedman.local import Stopped
 
 POLL = 0.1  # seconds between two looks at the letter box
 QUESTION_TIMEOUT = 60.0
+PATIENCE = 3  # questions without an answer before a node is left alone
 
 K = TypeVar("K")
 Answer = Message | Exception
@@ -57,71 +59,84 @@ def letter(node: int, kind: str, records: RecordDict, timeout: float) -> Message
 
 @dataclass
 class Roster:
-    """Which node is which client. A node is asked once; a client's seat goes to another node when its own is gone."""
+    """Which node is which client.
+
+    A node is asked who it is when it comes; who stays silent is asked again, but not for ever. A client's seat goes to
+    the first node that claims it, and to another one that does when the first is gone or no longer answers.
+    """
 
     grid: Grid
     sizes: list[int]  # samples of each client
     own: bool  # whether clients have data of their own
     seats: dict[int, int] = field(default_factory=dict)  # client -> node
-    turned_away: dict[int, str] = field(default_factory=dict)  # node -> reason
+    claims: dict[int, int] = field(default_factory=dict)  # node -> client
+    turned_away: dict[int, str] = field(default_factory=dict)  # node -> why it cannot be a client
+    silent: Counter[int] = field(default_factory=Counter)  # node -> questions without an answer
 
     def wait(self, seconds: float, stopping: threading.Event) -> None:
         """Wait until every client has a node."""
         end = time.monotonic() + seconds
-        while True:
-            self.refresh(stopping)
-            if len(self.seats) == len(self.sizes):
-                return
-            if time.monotonic() >= end:
-                break
-            time.sleep(min(1.0, seconds))
-        missing = [k for k in range(len(self.sizes)) if k not in self.seats]
-        shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-        why = "".join(f"; node {node}: {reason}" for node, reason in list(self.turned_away.items())[:3])
-        raise TooFew(
-            f"{len(self.seats)} of {len(self.sizes)} clients are there after {seconds:g} s; missing: {shown}{why}"
-        )
+        while len(self.seats) < len(self.sizes):
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TooFew(self._missing(seconds))
+            self.refresh(stopping, left)
+            self.silent.clear()
+            time.sleep(min(POLL, left))
 
-    def refresh(self, stopping: threading.Event) -> None:
+    def refresh(self, stopping: threading.Event, timeout: float | None = None) -> None:
         """Seat the nodes that have come; free the seats of those that have gone."""
-        online = set(self.grid.get_node_ids())
+        timeout, online = timeout or QUESTION_TIMEOUT, set(self.grid.get_node_ids())
         self.seats = {k: node for k, node in self.seats.items() if node in online}
-        new = sorted(online - set(self.seats.values()) - set(self.turned_away))
-        claims = self._ask(new, stopping)
-        held = {k: self.seats[k] for k in {claims[node] for node in new if node in claims} if k in self.seats}
-        alive = self._ask(sorted(held.values()), stopping) if held else {}
-        for node in new:
-            if node not in claims:
-                continue
-            k = claims[node]
-            if k in self.seats and (k not in held or self.seats[k] in alive):
-                self.turned_away[node] = f"claims to be client {k}, who is node {self.seats[k]}"
-            else:
-                self.seats[k] = node
-                held.pop(k, None)
+        known = {*self.claims, *self.turned_away, *(node for node, n in self.silent.items() if n >= PATIENCE)}
+        new = self._ask(sorted(online - known), timeout, stopping)
+        held = {self.seats[k] for k in new.values() if k in self.seats}
+        answering = self._ask(sorted(held), timeout, stopping)
+        self.seats = {k: node for k, node in self.seats.items() if node not in held or node in answering}
+        self.claims |= new
+        for node, k in self.claims.items():
+            if node in online and node not in held:
+                self.seats.setdefault(k, node)
 
-    def _ask(self, nodes: list[int], stopping: threading.Event) -> dict[int, int]:
+    def _ask(self, nodes: list[int], timeout: float, stopping: threading.Event) -> dict[int, int]:
         """The clients these nodes say they are; a claim that does not fit is noted."""
-        letters = {node: letter(node, "query", RecordDict({ROUND: ConfigRecord()}), QUESTION_TIMEOUT) for node in nodes}
+        question = RecordDict({ROUND: ConfigRecord()})
+        letters = {node: letter(node, "query", question, timeout) for node in nodes}
+        answers = ask(self.grid, letters, timeout, stopping) if letters else {}
         claims: dict[int, int] = {}
-        for node, answer in ask(self.grid, letters, QUESTION_TIMEOUT, stopping).items():
-            claim, reason = self._claim(answer)
-            if claim is None:
-                self.turned_away[node] = reason
-            else:
-                claims[node] = claim
+        for node in nodes:
+            try:
+                claims[node] = self._claim(answers.get(node))
+            except NoAnswer:
+                self.silent[node] += 1
+            except UserError as error:
+                self.turned_away[node] = str(error)
         return claims
 
-    def _claim(self, answer: Answer) -> tuple[int | None, str]:
+    def _claim(self, answer: Answer | None) -> int:
+        """The client in an answer. Flower's own errors (a node that is down) are no answer."""
+        if answer is None or (isinstance(answer, Message) and answer.has_error() and answer.error.code != REFUSED):
+            raise NoAnswer
         if isinstance(answer, Exception):
-            return None, f"its answer cannot be read ({type(answer).__name__})"
+            raise UserError(f"its answer cannot be read ({type(answer).__name__})")
         if answer.has_error():
-            return None, str(answer.error.reason)
+            raise UserError(str(answer.error.reason))
         record = answer.content.config_records.get(NODE, ConfigRecord())
         client, samples = record.get("client"), record.get("samples")
         if type(client) is not int or not 0 <= client < len(self.sizes):
-            return None, f"client: {client!r} is not one of 0 to {len(self.sizes) - 1}"
+            raise UserError(f"client: {client!r} is not one of 0 to {len(self.sizes) - 1}")
         wanted = self.sizes[client] if self.own else 0
         if samples != wanted:
-            return None, f"client {client} has {samples!r} samples of its own, the server knows {wanted}"
-        return client, ""
+            raise UserError(f"client {client} has {samples!r} samples of its own, the server knows {wanted}")
+        return client
+
+    def _missing(self, seconds: float) -> str:
+        missing = [k for k in range(len(self.sizes)) if k not in self.seats]
+        shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+        spare = {n: f"client {k} is node {self.seats[k]}" for n, k in self.claims.items() if self.seats.get(k, n) != n}
+        why = "".join(f"; node {node}: {reason}" for node, reason in [*self.turned_away.items(), *spare.items()][:4])
+        return f"{len(self.seats)} of {len(self.sizes)} clients are there after {seconds:g} s; missing: {shown}{why}"
+
+
+class NoAnswer(Exception):
+    """A node has not said who it is."""

@@ -25,7 +25,7 @@ from fedman.config import CUSTOM, Config
 from fedman.data import Dataset, load
 from fedman.engine import Engine, Federation, Outcome
 from fedman.errors import TooFew, UserError
-from fedman.experiment import Progress, Result, Run, drive
+from fedman.experiment import Progress, Result, Run, drive, finished_result
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
 from fedman.flower.post import Roster, ask, letter
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
@@ -234,6 +234,8 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
+    if resume and (done := finished_result(config, out)):
+        return done
     config = config.model_copy(update={"checkpoint_seconds": 0.0})
     data = data or load(config.dataset, config.data_dir)
     device = pick_device(device)

@@ -19,7 +19,7 @@ from flwr.supercore.logger import update_console_handler
 from fedman.config import Config
 from fedman.data import is_npz
 from fedman.errors import Interrupted, UserError
-from fedman.experiment import Progress, Result
+from fedman.experiment import Progress, Result, finished_result
 from fedman.flower import client
 from fedman.flower.desk import SHARED
 from fedman.flower.server import serve
@@ -46,6 +46,8 @@ def simulate(
     """
     if service.sizes is not None:
         raise UserError("sizes: simulated clients have no data of their own; leave it out")
+    if resume and (done := finished_result(config, out)):
+        return done
     stopping, results = threading.Event(), list[Result]()
     server = ServerApp()
     memory = Path(out).absolute() / "memory"
