@@ -129,10 +129,20 @@ class Deployment:
 
     def kill_app(self, command: str) -> None:
         """End the process of an app as a power cut would: "flwr-serverapp"."""
-        found = [pid for pid in self.pids() if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = self._running(command)
+        for _ in range(20):  # a look at all processes can miss one that is busy
+            if found:
+                break
+            time.sleep(0.2)
+            found = self._running(command)
         assert found, f"no {command} is running\n{self.logs()}"
         for pid in found:
             os.kill(pid, signal.SIGKILL)
+
+    def _running(self, command: str) -> list[int]:
+        with contextlib.suppress(OSError):
+            return [pid for pid in self.pids() if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return []
 
     def flwr(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A `flwr` command in this deployment."""

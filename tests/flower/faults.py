@@ -203,6 +203,8 @@ def attempt(trial: Trial, deployment: Deployment) -> bool:
         fine, outcome = verdict(trial, trial.play(stage))
     except TimeLimit as error:
         fine, outcome = False, f"HANGS: {error}"
+    except AssertionError as error:
+        fine, outcome = False, str(error)
     print(f"| {trial.name} | {'' if fine else 'FAILS: '}{outcome} | {time.monotonic() - start:.0f} |", flush=True)
     return fine
 

@@ -31,6 +31,7 @@ class LocalGrid(Grid):
     nodes: dict[int, dict[str, str | int]]
     alter: Alter = lambda order, reply: reply
     app: ClientApp = client.app
+    run_config: dict[str, str | int | float] = field(default_factory=dict)
     boxes: dict[str, Message | Exception] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     sent: list[Message] = field(default_factory=list)
@@ -68,7 +69,7 @@ class LocalGrid(Grid):
             self.sent.append(message)
             node = message.metadata.dst_node_id
             if node in self.nodes:
-                context = Context(1, node, dict(self.nodes[node]), RecordDict(), {})
+                context = Context(1, node, dict(self.nodes[node]), RecordDict(), dict(self.run_config))
                 reply = self.alter(message, self.app(over_the_wire(message), context))
                 if reply is not None:
                     self.boxes[number] = reply if isinstance(reply, Exception) else over_the_wire(reply)
