@@ -183,9 +183,9 @@ def simulate(
     """
     need_flower()
     from fedman.config import resolve
-    from fedman.flower.service import split
+    from fedman.flower.service import FILE, split
 
-    values, service = split(given_keys(keys, preset, config, out, resume))
+    values, service = split(given_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
     settings = resolve(values, preset)
     out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
 
@@ -227,7 +227,12 @@ def need_flower() -> None:
 
 
 def given_keys(
-    keys: list[str] | None, preset: str | None, config: Path | None, out: Path | None, resume: bool
+    keys: list[str] | None,
+    preset: str | None,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    files: tuple[str, ...] = ("config.toml",),
 ) -> dict[str, Any]:
     """The keys of the file and of the command line; those of the run to go on with, where none are given."""
     from fedman.config import overrides, read_toml
@@ -236,7 +241,7 @@ def given_keys(
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        given = read_toml(out / "config.toml")
+        given = {key: value for name in files for key, value in read_toml(out / name).items()}
     return given
 
 

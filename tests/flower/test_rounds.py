@@ -9,9 +9,9 @@ from local_grid import LocalGrid
 from fedman import experiment
 from fedman.algorithms import ALGORITHMS
 from fedman.assembly import make_engine, on_device
-from fedman.config import resolve
+from fedman.config import read_toml, resolve
 from fedman.data import load
-from fedman.errors import TooFew
+from fedman.errors import TooFew, UserError
 from fedman.flower.messages import ROUND
 from fedman.flower.server import serve
 from fedman.flower.service import Service
@@ -272,3 +272,23 @@ def test_a_clients_error_is_its_reason(tmp_path):
     assert play(config, tmp_path, grid).rounds[0]["refused"] == {
         "1": "the client says: device: 'abacus' is not one of auto, cpu, cuda"
     }
+
+
+def test_a_resumed_run_keeps_its_service(tmp_path):
+    config = settings(algorithm="fedavg")
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: None if about(order)[0] == 1 else reply)
+    lean = FAST.model_copy(update={"keep_last": False})
+    with pytest.raises(TooFew):
+        play(config, tmp_path, grid, lean)
+    with pytest.raises(UserError, match="holds a run of another configuration; keep_last differ"):
+        play(config, tmp_path, resume=True)
+    saved = Service.model_validate(read_toml(tmp_path / "flower.toml"))
+    assert saved == lean
+    assert len(play(config, tmp_path, service=saved, resume=True).rounds) == 3
+
+
+def test_nothing_is_written_before_the_clients_are_there(tmp_path):
+    with pytest.raises(TooFew):
+        play(settings(), tmp_path / "out", LocalGrid.of(2, tmp_path))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]

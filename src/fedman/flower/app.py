@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
-from fedman.flower.service import split
+from fedman.flower.service import FILE, split
 from fedman.progress import described
 from fedman.records import write_json
 
@@ -37,16 +37,21 @@ def main(grid: Grid, context: Context) -> None:
             raise UserError(f"{out}: holds a run already; add resume=true to go on with it, or choose another out")
         serve(grid, config, service, out=out, resume=bool(given["resume"]), progress=_say, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
-        code = 128 + error.signum if isinstance(error, Interrupted) else CODES[type(error)]
+        code, reason = CODES.get(type(error), 0), str(error)
+        if isinstance(error, Interrupted):
+            code, reason = 128 + error.signum, f"interrupted; {out} holds what is done; go on with resume=true"
         if out.is_dir():
-            write_json(failed, {"exit": code, "reason": str(error)})
-        raise Failed(f"exit {code}: {error}") from None
+            write_json(failed, {"exit": code, "reason": reason})
+        raise Failed(f"exit {code}: {reason}") from None
 
 
 def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
     """The KEY=VALUE words; those of a run to go on with, where none are given."""
-    given = overrides(shlex.split(settings))
-    return {**given} if given or not resume else read_toml(out / "config.toml")
+    try:
+        given = overrides(shlex.split(settings))
+    except ValueError as error:
+        raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
+    return {**given} if given or not resume else {**read_toml(out / "config.toml"), **read_toml(out / FILE)}
 
 
 def _say(record: dict[str, object]) -> None:

@@ -99,7 +99,7 @@ def _own(path: str, task: Task) -> Dataset:
 def _public(config: Config, task: Task, data_dir: str) -> Dataset:
     """The run's data set as it lies on this machine; the server cannot name a file here."""
     name = os.environ.get(SHARED, config.dataset)
-    if name == CUSTOM or (is_npz(name) and name != os.environ.get(SHARED)):
+    if SHARED not in os.environ and (name == CUSTOM or is_npz(name)):
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
     if (data.shape, data.classes, data.x_train.dtype == np.uint8) != (task.shape, task.classes, task.images):

@@ -77,6 +77,8 @@ class Roster:
         """Wait until every client has a node."""
         end = time.monotonic() + seconds
         while len(self.seats) < len(self.sizes):
+            if stopping.is_set():
+                raise Stopped
             left = end - time.monotonic()
             if left <= 0:
                 raise TooFew(self._missing(seconds))

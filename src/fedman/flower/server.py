@@ -22,15 +22,16 @@ from torch import Tensor
 
 from fedman.assembly import make_engine, on_device
 from fedman.config import CUSTOM, Config
-from fedman.data import Dataset, load
+from fedman.data import Dataset, is_npz, load
 from fedman.engine import Engine, Federation, Outcome
-from fedman.errors import TooFew, UserError
+from fedman.errors import Interrupted, TooFew, UserError
 from fedman.experiment import Progress, Result, Run, drive, finished_result
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
 from fedman.flower.post import Roster, ask, letter
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
-from fedman.flower.service import Service
+from fedman.flower.service import Service, keep
 from fedman.flower.traffic import exchange
+from fedman.local import Stopped
 from fedman.records import LOCAL, RunFolder
 from fedman.runtime import matmul_precision, pick_device, pick_precision, stop_on_signal
 from fedman.sampling import batch_counts
@@ -72,17 +73,18 @@ class Remote(Engine):
         """Tell the engine where its clients are and what they are told."""
         self.grid, self.service, self.keeps_all = grid, service, service.keep_last
         flat = {k: v for k, v in config.flat().items() if k not in LOCAL}
-        if service.sizes is not None:
-            flat |= {"dataset": CUSTOM, "augment": self.samples.augment}
+        if service.sizes is not None or is_npz(config.dataset):
+            flat["dataset"] = CUSTOM  # a file here is none of the clients' business
         self.settings = encode(flat)
         self.task = encode(Task(data.shape, data.classes, self.samples.images, data.mean, data.std))
         self.exchange = exchange(self.algorithm)
         self.sizes = self.samples.sizes(range(len(self.samples.parts)))
         self.roster = Roster(grid, self.sizes, service.sizes is not None)
-        w = self.stacked.initial().to(self.device, self.dtype)
-        x, y = self.samples.test(0, 1, self.dtype)
-        layers = self.stacked.man_terms(w[None], x[None], y[None], None)
-        self.figures = ("loss", *(LAYER + name for name in layers))
+        if not self.stacked.layers:  # known after the first forward pass
+            w = self.stacked.initial().to(self.device, self.dtype)
+            x, y = self.samples.test(0, 1, self.dtype)
+            self.stacked.man_terms(w[None], x[None], y[None], None)
+        self.figures = ("loss", *(LAYER + name for name in self.stacked.layers))
 
     def tables(self, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """None: tables without columns."""
@@ -199,10 +201,11 @@ class Remote(Engine):
 
         w = rows("w")
         none = {name: w.new_zeros(1).expand_as(w) for name in self.algorithm.client}
-        upload = dict(
-            self.algorithm.finish(w, state.server, none, self.local(state.round, ids, [*map(self._steps, ids)]))[1]
-        )
-        upload |= {name: rows(name) for name in self.exchange.up}
+        hp = self.local(state.round, ids, [*map(self._steps, ids)])
+        upload = {
+            **self.algorithm.finish(w, state.server, none, hp)[1],
+            **{name: rows(name) for name in self.exchange.up},
+        }
         first = self.stacked.initial().to(self.device, self.dtype)
         last = torch.stack(
             [torch.from_numpy(good[k].arrays[LAST]).to(self.device) if LAST in good[k].arrays else first for k in ids]
@@ -255,8 +258,12 @@ def serve(
             engine.stopping, caught = stopping
         else:
             caught = stack.enter_context(stop_on_signal(engine.stopping))
+        try:
+            engine.roster.wait(service.wait, engine.stopping)
+        except Stopped:
+            raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
+        keep(folder.path, service, resume)
         run = Run(config, engine, folder, resume, precision, progress, warn)
-        engine.roster.wait(service.wait, engine.stopping)
         (result,) = drive([run], caught)
     if isinstance(result, Exception):
         raise result

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedman.config import shown
+from fedman.config import read_toml, shown
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
+from fedman.records import to_toml, write_text
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 
@@ -38,6 +40,24 @@ class Service(BaseModel):
     @classmethod
     def _list(cls, value: Any) -> Any:
         return value.split(",") if isinstance(value, str) else value
+
+
+FILE = "flower.toml"
+"""Where a run's folder keeps these keys, beside `config.toml`."""
+
+LASTING = ("sizes", "keep_last")
+"""Keys that a resumed run cannot change."""
+
+
+def keep(folder: Path, service: Service, resume: bool) -> None:
+    """Write the service into the run's folder; refuse one that does not go on with what is there."""
+    values = service.model_dump(exclude_none=True)
+    if resume and (folder / FILE).exists():
+        before = Service.model_validate(read_toml(folder / FILE))
+        changed = [key for key in LASTING if getattr(before, key) != getattr(service, key)]
+        if changed:
+            raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
+    write_text(folder / FILE, to_toml(values))
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], Service]:

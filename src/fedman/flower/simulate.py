@@ -23,7 +23,7 @@ from fedman.experiment import Progress, Result, finished_result
 from fedman.flower import client
 from fedman.flower.desk import SHARED
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.service import FILE, Service
 from fedman.runtime import stop_on_signal
 
 
@@ -67,8 +67,8 @@ def simulate(
             resources = {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}}
             run_simulation(server, client.app, config.clients, backend_config=resources)  # type: ignore[arg-type]
     except Interrupted as error:
-        how = f"fedman flower simulate --out {out} --resume"
-        raise Interrupted(error.signum, f"the last round is saved in {out}; go on with: {how}") from None
+        saved = f"the last round is saved in {out}; go on with: fedman flower simulate --out {out} --resume"
+        raise Interrupted(error.signum, saved if (memory.parent / FILE).exists() else str(error)) from None
     finally:
         ray.shutdown()
     shutil.rmtree(memory, ignore_errors=True)
@@ -83,9 +83,11 @@ def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
     if is_npz(config.dataset):
         variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
-    ray.init(
-        runtime_env={"env_vars": variables}, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-    )
+    told = {"env_vars": variables}
+    try:
+        ray.init(runtime_env=told, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {' '.join(str(error).split())[:200]}") from None
     have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
     if have["CPU"] < cpus or have["GPU"] < gpus:
         ray.shutdown()
