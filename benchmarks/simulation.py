@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
-from fedman.engine import Engine, Federation, Training, Work
+from fedman.engine import Engine, Training, Work
+from fedman.federation import Federation
 from fedman.local import train
 from fedman.models import cifar_cnn
 from fedman.stacked import Stacked
@@ -114,7 +115,8 @@ def phases(engine: Engine, state: Federation, clients: list[int], sync) -> dict[
     lap("draw batches, copy states")
     done = train(job, engine.algorithm, engine.stacked, engine.graphs, engine.stopping)
     lap("local steps")
-    engine.close(state, clients, [Work(job, *done)])
+    end = engine.end(state, [Work(job, *done)])
+    engine.settle(state, clients, end, end.figures.tolist())
     lap("uploads, server")
     engine.evaluate(state.sel)
     lap("one evaluation")

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedman.engine import Federation
 from fedman.errors import UserError
+from fedman.federation import Federation
 from fedman.records import write_json, write_whole
 
 FORMAT = 1
@@ -83,8 +83,8 @@ def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch
     state.round = about["round"]
     state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
     for name, rows in state.memory.items():
-        rows[seen] = tensors[f"memory.{name}"].to(device)
-    state.last[seen] = tensors["last"].to(device)
+        rows[seen] = tensors[f"memory.{name}"].to(rows.device)
+    state.last[seen] = tensors["last"].to(state.last.device)
     state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
     for k in seen:
         state.seen[k] = True

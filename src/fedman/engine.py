@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from fedman.algorithms import Algorithm, Local, State
 from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
 from fedman.errors import Diverged
+from fedman.federation import Federation, put, start, take
 from fedman.graphs import Graphs
-from fedman.local import Job, stack, train
+from fedman.local import Job, train
 from fedman.sampling import plan
 from fedman.stacked import Stacked
+from fedman.transfer import Fetched, send
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,32 @@ class Training:
     seed: int = 0
 
 
-@dataclass
-class Federation:
-    """The state of a run between rounds: all that a checkpoint must hold."""
+@dataclass(frozen=True)
+class Drawn:
+    """What a chunk of clients draws in a round: the part of a job that does not depend on the state."""
 
-    round: int  # rounds done
-    server: dict[str, Tensor]  # [P] each
-    memory: dict[str, Tensor]  # [N, P] each: what the clients keep
-    last: Tensor  # [N, P], x_k: everyone's most recent upload, the common start for those never seen
-    total: Tensor  # [P] in float64: the sum of `last`, weighted as the uploads are
-    sel: Tensor  # [P], the mean upload of the last round
-    seen: list[bool] = field(default_factory=list)  # [N], who has taken part
+    batches: Batches
+    hp: Local
+    clients: Tensor  # [S] on the device
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job done, or queued on the device."""
+
+    job: Job
+    w: Tensor  # [S, P]
+    figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a cohort's local work, before anyone has looked at it."""
+
+    memory: State
+    upload: State
+    names: list[str]
+    figures: Tensor  # [S, figures]: those of the works, and whether the upload is finite
 
 
 @dataclass(frozen=True)
@@ -95,23 +112,15 @@ class Engine:
         self.graphs = Graphs() if self.device.type == "cuda" else None
         self.longest = samples.longest if self.graphs else None  # plans of one shape, where a graph wants it
         self._prepared: Tensor | None = None
+        self._ahead: dict[tuple[int, ...], Drawn] = {}
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(torch.get_num_threads())
         self._map = self._pool.map if self.device.type == "cpu" else map
 
     def start(self) -> Federation:
-        """Round 0: every client's last model is the common start, every memory is zero."""
+        """The state before the first round."""
         w = self.stacked.initial().to(self.device, self.dtype)
-        clients = len(self.samples.parts)
-        return Federation(
-            round=0,
-            server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in self.algorithm.server},
-            memory={name: w.new_zeros(clients, len(w)) for name in self.algorithm.client},
-            last=w.repeat(clients, 1),
-            total=w.double() * self.share.sum().item(),
-            sel=w,
-            seen=[False] * clients,
-        )
+        return start(w, self.algorithm, self.share.tolist())
 
     def everyone(self, state: Federation) -> Tensor:
         """`all`: the mean of all N clients' last models, the model whose accuracy the paper reports."""
@@ -119,19 +128,26 @@ class Engine:
 
     def round(self, state: Federation, cohort: list[int]) -> Outcome:
         """Play one round and bring `state` to its end. On `Stopped` or `Diverged` the state is left as it was."""
-        chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+        end = self.end(state, self.launch(state, cohort))
+        return self.settle(state, cohort, end, Fetched(end.figures).values())
+
+    def chunks(self, cohort: list[int]) -> list[list[int]]:
+        """The clients worked on together."""
+        return [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+
+    def launch(self, state: Federation, cohort: list[int]) -> list[Work]:
+        """The local steps of a cohort; on a GPU they are queued and the host is free."""
 
         def work(clients: list[int]) -> Work:
             job, stacked = self.job(state, clients), self._model()
             return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
 
         with one_thread_each(self.device):
-            works = list(self._map(work, chunks))
-        return self.close(state, cohort, works)
+            return list(self._map(work, self.chunks(cohort)))
 
-    def job(self, state: Federation, clients: list[int]) -> Job:
-        """The local work of a chunk of clients in this round."""
-        how, t, device = self.training, state.round, self.device
+    def draw(self, t: int, clients: list[int]) -> Drawn:
+        """Batches, learning rate and sizes of a chunk of clients in round t (counted from 0)."""
+        how, device = self.training, self.device
         drawn = plan(
             how.seed,
             t,
@@ -144,39 +160,56 @@ class Engine:
             longest=self.longest,
         )
         hp = Local(
-            lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
+            lr=send(how.lr * how.lr_decay**t, device, self.dtype),
             lr0=how.lr,
             decay=how.weight_decay,
             clip=how.clip,
-            p=self.relative_size[clients, None].to(device, self.dtype),
-            steps=torch.tensor(drawn.steps, dtype=self.dtype, device=device)[:, None],
+            p=send(self.relative_size[clients, None].tolist(), device, self.dtype),
+            steps=send([[k] for k in drawn.steps], device, self.dtype),
             is_weight=self.is_weight,
             fused=self.fused,
         )
-        batches = Batches(self.samples, clients, drawn, self.dtype, self.stacked.layout)
-        memory = {name: rows[clients] for name, rows in state.memory.items()}
-        return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
+        index = send(clients, device)
+        return Drawn(Batches(self.samples, index, drawn, self.dtype, self.stacked.layout), hp, index)
 
-    def close(self, state: Federation, cohort: list[int], works: list[Work]) -> Outcome:
-        """The end of a round: uploads, screening, the server's step, the clients' memories."""
+    def draw_ahead(self, t: int, cohort: list[int]) -> None:
+        """Draw for a round to come, while the device is busy with the one before it."""
+        self._ahead = {(t, *clients): self.draw(t, clients) for clients in self.chunks(cohort)}
+
+    def job(self, state: Federation, clients: list[int]) -> Job:
+        """The local work of a chunk of clients in this round."""
+        drawn = self._ahead.pop((state.round, *clients), None) or self.draw(state.round, clients)
+        memory = {name: take(rows, clients, drawn.clients) for name, rows in state.memory.items()}
+        memory |= self.algorithm.begin(state.server, memory, drawn.hp)
+        return Job(drawn.batches, state.server, memory, drawn.hp, self.training.zeta)
+
+    def end(self, state: Federation, works: list[Work]) -> End:
+        """What the cohort's local work comes to; nothing waits for the device yet."""
         ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
         memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
         figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
-        values = torch.stack([v.double() for v in figures.values()], 1).tolist()  # a round's one host sync
-        reports = [dict(zip(figures, row, strict=True)) for row in values]
+        return End(memory, upload, list(figures), torch.stack([v.double() for v in figures.values()], 1))
 
+    def settle(self, state: Federation, cohort: list[int], end: End, figures: list[list[float]]) -> Outcome:
+        """Screening, the server's step, the clients' memories. `figures` are those of `end`, on the host."""
+        reports = [dict(zip(end.names, row, strict=True)) for row in figures]
         good = [i for i, report in enumerate(reports) if report.pop("finite")]
         if not good:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
-        share = [self.share[cohort[i]].item() for i in good]
-        mean = {name: (weighted_sum(v[good], share) / sum(share)).to(self.dtype) for name, v in upload.items()}
+        ids = [cohort[i] for i in good]
+        clients, share = send(ids, self.device), [self.share[k].item() for k in ids]
+        upload, memory = dict(end.upload), dict(end.memory)
+        if len(good) < len(cohort):
+            rows = send(good, self.device)
+            upload, memory = ({name: v[rows] for name, v in part.items()} for part in (upload, memory))
+        total = {name: weighted_sum(v, share) for name, v in upload.items()}
+        mean = {name: (v / sum(share)).to(self.dtype) for name, v in total.items()}
         state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
         state.sel = mean["w"]
-        ids = [cohort[i] for i in good]
-        state.total += weighted_sum(upload["w"][good], share) - weighted_sum(state.last[ids], share)
-        state.last[ids] = upload["w"][good]
-        for name, rows in memory.items():
-            state.memory[name][ids] = rows[good]
+        state.total += total["w"] - weighted_sum(take(state.last, ids, clients), share)
+        put(state.last, ids, clients, upload["w"])
+        for name, new in memory.items():
+            put(state.memory[name], ids, clients, new)
         for k in ids:
             state.seen[k] = True
         lr = self.training.lr * self.training.lr_decay**state.round
@@ -206,9 +239,16 @@ class Engine:
             self._own.stacked = self.stacked.copy()
         return self._own.stacked
 
-    @torch.no_grad()
-    def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
-        """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
+    def scores(self, w: Tensor) -> Tensor:
+        """`[2]` on the device: correct answers and summed cross-entropy of one model `[P]` on the test set."""
+        if self.graphs is None:
+            return self._scores(w)
+        carry = {"scores": torch.zeros(2, dtype=torch.float64, device=self.device)}
+        return self.graphs.run(
+            lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"])}, {"test": {"w": w}}, carry, 1
+        )["scores"]
+
+    def _scores(self, w: Tensor, batch: int | None = None) -> Tensor:
         n = len(self.samples.y_test)
         batch = batch or (100 if self.device.type == "cpu" else 10_000)
 
@@ -217,42 +257,20 @@ class Engine:
                 return self._model().scores(w, *self._test(lo, lo + batch))
 
         with one_thread_each(self.device):
-            right, ce = torch.stack(list(self._map(part, range(0, n, batch)))).sum(0).tolist()
-        return 100 * right / n, ce / n
+            return torch.stack(list(self._map(part, range(0, n, batch)))).sum(0)
 
+    def grade(self, scores: list[float]) -> tuple[float, float]:
+        """`scores`, on the host, as accuracy in percent and mean cross-entropy."""
+        n = len(self.samples.y_test)
+        return 100 * scores[0] / n, scores[1] / n
 
-@dataclass(frozen=True)
-class Work:
-    """A job done."""
-
-    job: Job
-    w: Tensor  # [S, P]
-    figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
-
-
-def play(runs: Sequence[tuple[Engine, Federation, list[int]]]) -> list[Outcome | Diverged]:
-    """A round of several runs at once, their cohorts stacked into one chunk; a run that diverged says so.
-
-    The runs have the same algorithm, model, data and training, but for ζ, seed and partition.
-    """
-    first = runs[0][0]
-    jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    with one_thread_each(first.device):
-        w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
-    sizes = [len(job) for job in jobs]
-    apart = {name: v.split(sizes) for name, v in figures.items()}
-    outcomes: list[Outcome | Diverged] = []
-    for i, (engine, state, cohort) in enumerate(runs):
-        work = Work(jobs[i], w.split(sizes)[i], {name: v[i] for name, v in apart.items()})
-        try:
-            outcomes.append(engine.close(state, cohort, [work]))
-        except Diverged as error:
-            outcomes.append(error)
-    return outcomes
+    def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
+        """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
+        return self.grade(self._scores(w, batch).tolist())
 
 
 def _join(parts: Sequence[State]) -> dict[str, Tensor]:
-    return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    return {name: torch.cat([p[name] for p in parts]) if len(parts) > 1 else v for name, v in parts[0].items()}
 
 
 def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -100,15 +100,15 @@ def run(
 
 
 def groups(configs: list[Config], device: str) -> list[list[int]]:
-    """Which runs to stack: on a GPU as many of a kind as fill it, about a hundred clients; on a CPU each alone."""
+    """Which runs to stack: on a GPU those of a kind, in groups of about `CLIENTS` clients; on a CPU each alone."""
     kinds: dict[object, list[int]] = {}
     for i, config in enumerate(configs):
         kinds.setdefault(stackable(config) if device == "cuda" else i, []).append(i)
     made = []
     for members in kinds.values():
         config = configs[members[0]]
-        size = max(1, round(CLIENTS / (config.clients * config.participation)))
-        made += [members[lo : lo + size] for lo in range(0, len(members), size)]
+        count = max(1, round(len(members) * config.clients * config.participation / CLIENTS))
+        made += [members[i * len(members) // count : (i + 1) * len(members) // count] for i in range(count)]
     return made
 
 
