@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedman.algorithms import Algorithm, Local, State
+from fedman.algorithms import Algorithm, Fused, Local, State
 from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
 from fedman.errors import Diverged
@@ -98,11 +98,11 @@ class Engine:
         self.stacked, self.algorithm, self.samples, self.training = stacked, algorithm, samples, training
         self.device, self.dtype = torch.device(device), torch.float64 if precision == "fp64" else torch.float32
         stacked.accelerate(self.device, precision, samples.shape if samples.images else ())
-        self.fused = None
+        self.fused: Fused | None = None
         if stacked.kernels is not None:
-            from fedman.kernels import clip_update
+            from fedman.kernels import update
 
-            self.fused = clip_update
+            self.fused = update
         self.chunk = chunk or default_chunk(stacked, self.device)
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k

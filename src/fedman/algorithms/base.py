@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,16 @@ State = Mapping[str, "Tensor"]
 """Named flat vectors: the server's `[P]`, a cohort's `[S, P]`."""
 
 Grad = Callable[["Tensor"], "Tensor"]
+
+
+class Fused(Protocol):
+    """GPU kernels that do what `sgd` and `climb` say, in fewer passes over memory."""
+
+    @property
+    def clip_update(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def climb(self) -> Callable[..., Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Local:
     p: Tensor  # [S, 1], p_k = n_k·N / Σn, a client's size relative to the mean (1 when balanced)
     steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
     is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
-    fused: Callable[..., Tensor] | None = None  # a GPU kernel that does what `sgd` says
+    fused: Fused | None = None
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,20 @@ def clip_factor(g: Tensor, bound: float) -> Tensor:
 def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
     """w − η(clip(g) + (λ + extra)·w): `g` is inside the clip, weight decay outside it."""
     if hp.fused is not None:
-        return hp.fused(w, g, hp.lr, hp.clip, hp.decay, extra_decay)
+        return hp.fused.clip_update(w, g, hp.lr, hp.clip, hp.decay, extra_decay)
     shrunk = w * (1 - hp.lr * (hp.decay + extra_decay))
     return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
 
 
-def ascent(s: Tensor, rho: float, eps: float = 1e-16) -> Tensor:
-    """e = ρ·s / (‖s‖₂ + ε): the step of length ρ up the gradient, from which SAM-type methods look back."""
-    return s * (rho / (norm(s) + eps))
+def climb(w: Tensor, s: Tensor, rho: float, hp: Local, eps: float = 1e-16, eta: float | None = None) -> Tensor:
+    """w + e with e = ρ·T²s / (‖T s‖₂ + ε): the point uphill from which SAM-type methods look back.
+
+    T = 1; with η_a (`eta`): T = |w| + η_a for weights and 1 for biases, a scale of its own for every weight.
+    """
+    if hp.fused is not None:
+        return hp.fused.climb(w, s, rho, eps, eta, hp.is_weight)
+    if eta is None:
+        return w + s * (rho / (norm(s) + eps))
+    T = (w.abs() + eta).where(hp.is_weight, 1)
+    Ts = T * s
+    return w + T * Ts * (rho / (norm(Ts) + eps))
