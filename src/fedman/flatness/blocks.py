@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,22 +35,18 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
     device = next(model.parameters()).device
     data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
     model = copy.deepcopy(model).to(device, dtype).eval()
+    names = {module: name for name, module in model.named_modules() if name in layers(model)}
     totals: dict[str, Tensor] = {}
-    share = 0.0
 
-    def listen(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-                square = args[0].double().square().flatten(1).sum(1).mean()
-                totals[name] = totals.get(name, 0) + share * square
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            square = args[0].double().square().sum() / data.samples
+            totals[names[module]] = totals.get(names[module], 0) + square
 
-        return note
-
-    for name, module in model.named_modules():
-        if name in layers(model):
-            module.register_forward_pre_hook(listen(name))
+    for module in names:
+        module.register_forward_pre_hook(note)
     with torch.no_grad():
-        for share, x, _ in data:
+        for _, x, _ in data:
             call(model, x)
     return {name: float(total) for name, total in totals.items()}
 

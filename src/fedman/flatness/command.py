@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fedman.errors import UserError
 from fedman.flatness import figures, record
 from fedman.flatness.measure import Follow, Request, Subject
-from fedman.flatness.runs import MODELS, Finished, read_data, read_run, restore, training_samples
+from fedman.flatness.runs import MODELS, read_data, read_run, restore, training_samples
 from fedman.progress import print_table, work_progress
 from fedman.runtime import pick_device
 
@@ -83,13 +82,13 @@ def show(folders: Sequence[Path], models: Sequence[str]) -> None:
             [
                 name,
                 f"{m['loss']['value']:.4f}",
-                f"{top['values'][0]:.2f} ± {top['residuals'][0]:.2g}" if top else "",
-                f"{trace['value']:.0f} ± {trace['error']:.0f}" if trace else "",
+                f"{top['values'][0]:.4g}{_rough(top['converged'] == len(top['values']))}" if top else "",
+                f"{trace['value']:.4g} ± {trace['error']:.2g}{_rough(trace['converged'])}" if trace else "",
                 str(sum(e.get("products", 0) for e in m.values())),
                 f"{sum(e['seconds'] for e in m.values()):.1f}",
             ]
         )
-    header = ["", "training loss", "λ_max ± residual", "trace ± s.e.", "products", "s"]
+    header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     print_table("flatness of the training loss (cross-entropy alone)", header, lines)
 
 
@@ -106,6 +105,10 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
     if not folders:
         raise UserError("RUN: name the folder of at least one finished run")
     return list(dict.fromkeys(folders))
+
+
+def _rough(converged: bool) -> str:
+    return "" if converged else " (not converged)"
 
 
 def _named(follow: Follow, name: str) -> Follow:

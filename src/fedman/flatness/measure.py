@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 from fedman.errors import UserError
 from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessians
 from fedman.flatness.density import density
-from fedman.flatness.lanczos import eigenpairs
+from fedman.flatness.lanczos import Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.runs import Samples
-from fedman.flatness.trace import Trace, hutchinson
+from fedman.flatness.trace import hutchinson, hutchpp
 from fedman.records import version
 from fedman.runtime import device_name
 
@@ -95,12 +95,15 @@ class Subject:
             "batch_size": request.batch_size or BATCH[self.device.type],
             "tf32": request.precision == "tf32",
         }
+        self.known: Lanczos | None = None  # the recurrence of `top`, where it was asked for
         self.directions = directions  # of the landscape, where another model's are to be used
         self.hessian = Hessian(model, cross_entropy, self.data, keep_graphs=request.keep_graphs, **self.options)
         ends = 2 if request.ends == "both" else 1
         if request.top * ends > self.hessian.size:
             most = self.hessian.size // ends
-            raise UserError(f"top: {request.top}; the model has {self.hessian.size} parameters, 1 to {most} are allowed")
+            raise UserError(
+                f"top: {request.top}; the model has {self.hessian.size} parameters, 1 to {most} are allowed"
+            )
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and result of each measurement as soon as it is known, the cheap ones first."""
@@ -128,11 +131,11 @@ class Subject:
     def top(self) -> dict[str, Any]:
         """The largest eigenvalues, or those of both ends."""
         r = self.request
-        found = eigenpairs(
-            self.hessian, r.top, ends="both" if r.ends == "both" else "top", tol=r.tol, seed=r.seed, progress=self._bar("eigenvalues")
-        )  # fmt: skip
-        if self.directions is None and r.landscape == "top":
+        ends: Literal["top", "both"] = "both" if r.ends == "both" else "top"
+        found = eigenpairs(self.hessian, r.top, ends=ends, tol=r.tol, seed=r.seed, progress=self._bar("eigenvalues"))
+        if self.directions is None and r.landscape == "top" and r.top >= r.axes:
             self.directions = list(found.vectors[: r.axes])
+        self.known = found.lanczos
         return {
             "method": "Lanczos, full re-orthogonalisation",
             "ends": r.ends,
@@ -145,7 +148,7 @@ class Subject:
 
     def trace(self) -> dict[str, Any]:
         """The trace with its standard error."""
-        return self._trace(self.hessian, "trace")
+        return self._trace(self.hessian, self.known, "trace")
 
     def density(self) -> dict[str, Any]:
         """The quadratures of all starts, from which a curve of any width can be drawn."""
@@ -173,11 +176,11 @@ class Subject:
                 "parameters": block.size,
                 "top": float(top.values[0]),
                 "residual": float(top.residuals[0]),
-                "trace": self._trace(block, f"{name}, trace"),
+                "trace": self._trace(block, top.lanczos, f"{name}, trace"),
                 "input_norm": norms.get(name),
             }
             products += block.products
-        return {"method": "diagonal blocks: Lanczos and Hutchinson", "blocks": blocks, "products": products}
+        return {"method": "diagonal blocks: Lanczos and Hutch++", "blocks": blocks, "products": products}
 
     def clients(self) -> dict[str, Any]:
         """λ_max of every client's loss, their mean, and λ_max of the mean of their losses."""
@@ -224,8 +227,10 @@ class Subject:
             "losses": plane.losses.tolist(),
         }
 
-    def _trace(self, operator: Hessian, what: str) -> dict[str, Any]:
-        found: Trace = hutchinson(operator, rtol=self.request.rtol, seed=self.request.seed, progress=self._bar(what))
+    def _trace(self, operator: Hessian, known: Lanczos | None, what: str) -> dict[str, Any]:
+        """By Hutch++ on what a Lanczos recurrence has left, where there is one; its start was drawn with `seed`."""
+        how: dict[str, Any] = {"rtol": self.request.rtol, "seed": self.request.seed + 1, "progress": self._bar(what)}
+        found = hutchpp(operator, sketch=known, **how) if known is not None else hutchinson(operator, **how)
         return vars(found) | {"interval": list(found.interval)}
 
     def _bar(self, what: str) -> Progress:

@@ -37,8 +37,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 def add(folder: Path, run: dict[str, Any], model: str, name: str, result: dict[str, Any]) -> None:
     """Put one measurement of one model into the file."""
-    exists = (folder / NAME).exists()
-    record = read(folder) if exists else {"format": FORMAT, "run": run, "models": {}}
+    record: dict[str, Any] = {"format": FORMAT, "run": run, "models": {}}
+    if (folder / NAME).exists():
+        record = read(folder)
     record["models"].setdefault(model, {})[name] = _plain(result)
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
