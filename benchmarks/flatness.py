@@ -1,11 +1,12 @@
 """What a Hessian-vector product costs, ways to compute it compared, and what the measurements built on it cost.
 
     python benchmarks/flatness.py [--device cuda] [--run FOLDER [--data-dir DIR]] [--part products measures]
-                                  [--images 50000] [--seconds 90] [--batch-size 5000] [--keep-graphs] [--out FILE.json]
+                                  [--measures 0 2] [--images 50000] [--seconds 90] [--batch-size 5000] [--keep-graphs]
+                                  [--out FILE.json]
 
-Without --run: the paper's CIFAR-100 CNN at its initial weights on random images. A product takes the same time there,
-but the spectrum is another one: the measurements' times are those of a real run only with --run. Every line is printed
-and written as soon as it is known; no way of computing a product is begun after --seconds.
+Without --run: products alone, of the paper's CIFAR-100 CNN at its initial weights on random images. They take the same
+time there, but the spectrum is another one. Every line is printed and written as soon as it is known; no way of
+computing a product is begun after --seconds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def forward_over_reverse(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Pr
 
 
 def double_backward(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Product]:
-    """As the library has it, written out: the loop that a vmap over the vectors or other settings replace."""
+    """Written out, several vectors by vmap."""
 
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Product:
         weights = list(model.parameters())
@@ -95,7 +96,10 @@ def double_backward(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Product
             for xb, yb in zip(x.split(batch), y.split(batch), strict=True):
                 gradient = torch.autograd.grad(F.cross_entropy(model(xb), yb), weights, create_graph=True)
                 shaped = [t.view(-1, *p.shape) for t, p in zip(rows.split(sizes, 1), weights, strict=True)]
-                parts = torch.autograd.grad(gradient, weights, shaped, is_grads_batched=True)
+                if len(rows) == 1:
+                    parts = [t[None] for t in torch.autograd.grad(gradient, weights, [t[0] for t in shaped])]
+                else:
+                    parts = torch.autograd.grad(gradient, weights, shaped, is_grads_batched=True)
                 total += torch.cat([t.flatten(1) for t in parts], 1) * (len(yb) / len(y))
             return total
 
@@ -125,7 +129,7 @@ def ways(batch: int) -> Iterator[Way]:
     yield Way(f"double backward, {batch} images, TF32", 1, library(batch, tf32=True))
     yield Way(f"double backward, {batch // 2} images, fp64", 1, library(batch // 2, dtype=torch.float64))
     yield Way(f"forward over reverse, {batch} images, cuDNN's guess", 1, forward_over_reverse(batch))
-    yield Way(f"double backward by vmap, {batch} images, cuDNN's guess", 1, double_backward(batch))
+    yield Way(f"double backward, {batch} images, cuDNN's guess", 1, double_backward(batch))
     yield Way(f"double backward by vmap, {small} images, 4 vectors, cuDNN's guess", 4, double_backward(small))
     yield Way(f"forward over reverse, {small} images, 4 vectors, cuDNN's guess", 4, forward_over_reverse(small))
 
@@ -223,7 +227,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--run", type=Path, help="a finished run's folder")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--part", nargs="+", choices=["products", "measures"], default=["products", "measures"])
+    parser.add_argument("--part", nargs="+", choices=["products", "measures"], help="[both with --run]")
     parser.add_argument("--measures", nargs="+", type=int, default=range(len(REQUESTS)), help="which, by number from 0")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=90, help="for the products")
@@ -232,6 +236,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here")
     options = parser.parse_args()
 
+    wanted = options.part or (["products", "measures"] if options.run else ["products"])
+    if "measures" in wanted and options.run is None:
+        parser.error("measures need --run")
     device = pick_device(options.device)
     options.batch_size = options.batch_size or BATCH[device]
     start = time.perf_counter()
@@ -243,7 +250,7 @@ def main() -> None:
         "measures": lambda: measures(model, samples, [list(REQUESTS)[i] for i in options.measures], options),
     }
     lines: list[dict] = []
-    for part in options.part:
+    for part in wanted:
         for line in parts[part]():
             lines.append(line)
             words = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items())
