@@ -133,6 +133,7 @@ def flatness(
     data_dir: Annotated[Path | None, typer.Option(help="where the data set lies [as in the run]")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the pictures [the run's, or that of all]")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
+    theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
 ) -> None:
     """How flat the training loss is around finished runs; top eigenvalue and trace unless told.
 
@@ -141,6 +142,8 @@ def flatness(
     from fedman.flatness import command
 
     models = command.chosen_models(model)
+    if theory:
+        return command.theory(out, seed, typer.echo)
     if plot:
         return command.plot(runs or [], models, out, typer.echo)
     if top is not None and top < 1:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedman.errors import UserError
 from fedman.flatness import figures, record
+from fedman.flatness.demonstration import demonstrate
 from fedman.flatness.measure import Follow, Request, Subject
 from fedman.flatness.runs import MODELS, read_data, read_run, restore, training_samples
 from fedman.progress import print_table, work_progress
+from fedman.records import version, write_json
 from fedman.runtime import pick_device
 
 Say = Callable[[str], object]
@@ -71,6 +74,29 @@ def plot(folders: Sequence[Path], models: Sequence[str], out: Path | None, say: 
         say(f"written to {path}")
     if not paths:
         say("no pictures: --top with 2 or more, --density, --layers, --clients and --landscape give some")
+
+
+def theory(out: Path | None, seed: int, say: Say) -> None:
+    """Check the theory on a small federation; print both sides of every bound, write and draw the figures."""
+    out = out or Path("runs") / "theory"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: not a folder")
+    with work_progress() as follow:
+        found = demonstrate(seed, follow)
+    print_table("the theory at the last round of two small federations on digits, float64", *found.table())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "theory.json", asdict(found) | {"seed": seed, "version": version()})
+    except OSError as error:
+        raise UserError(f"{out}: cannot write here: {error.strerror or error}") from None
+    say(f"written to {out / 'theory.json'}")
+    if find_spec("matplotlib") is None:
+        say("no picture: matplotlib is not installed")
+        return
+    from fedman.flatness.plot import paths, save
+
+    for path in save(paths(found.paths), out / "theory"):
+        say(f"written to {path}")
 
 
 def show(folders: Sequence[Path], models: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,25 @@ def layers(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     for axes in (bars, points):
         axes.grid(alpha=0.3)
         axes.legend()
+    return figure
+
+
+def paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> Figure:
+    """λ_max of each layer against the mean ‖a‖² of its input over the rounds, a dot each; the last one is large."""
+    _some(runs, "runs")
+    names = list(dict.fromkeys(name for layers in runs.values() for name in layers))
+    figure = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), i + 1)
+        for run, layers in runs.items():
+            _, norms, tops = zip(*layers[name], strict=True)
+            (line,) = axes.plot(norms, tops, marker=".", linewidth=0.8, label=run)
+            axes.plot(norms[-1:], tops[-1:], "o", color=line.get_color())
+        axes.set(xscale="log", yscale="log", title=name, xlabel="mean ‖a‖² of the input")
+        axes.grid(alpha=0.3)
+        if i == 0:
+            axes.set_ylabel("λ_max of the layer's block")
+            axes.legend()
     return figure
 
 
