@@ -87,6 +87,25 @@ def data_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
+@contextmanager
+def work_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """`data_progress` for long work: off a terminal a line now and then says how far it is."""
+    if Console(stderr=True).is_terminal:
+        with data_progress() as follow:
+            yield follow
+        return
+    said, before = time.monotonic(), ""
+
+    def line(what: str, done: int, total: int) -> None:
+        nonlocal said, before
+        now = time.monotonic()
+        if what != before or now - said >= EVERY:
+            said, before = now, what
+            print(f"{what} {done}/{total}", file=sys.stderr)
+
+    yield line
+
+
 def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
     """A table for a person."""
     table = Table(title=title, title_justify="left")
