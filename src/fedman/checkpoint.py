@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from fedman.engine import Federation
 from fedman.errors import UserError
-from fedman.records import write_json, write_whole
+from fedman.records import write_json, write_whole, writing
 
 FORMAT = 1
 KEEP = 2
@@ -26,7 +26,8 @@ KEEP = 2
 
 def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float) -> None:
     """Write the state after a finished round."""
-    folder.mkdir(exist_ok=True)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
     seen = [k for k, yes in enumerate(state.seen) if yes]
     tensors = {f"server.{name}": v for name, v in state.server.items()}
     tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
@@ -43,9 +44,11 @@ def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float
         "config": config,
     }
     write_json(data.with_suffix(".json"), about)
-    for old in sorted(folder.glob("round-*.json"))[:-KEEP]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    kept = {path.stem for path in sorted(folder.glob("round-*.json"))[-KEEP:]}
+    with writing(folder):
+        for old in folder.glob("*round-*"):  # also what a killed process left half-done
+            if old.stem not in kept:
+                old.unlink(missing_ok=True)
 
 
 def load(
