@@ -3,6 +3,9 @@
 import errno
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from safetensors import SafetensorError
@@ -92,3 +95,31 @@ def test_checkpoints_leave_room_for_two_and_clear_what_was_left_half_done(tmp_pa
     pairs = [[f"round-{t:06d}.{end}" for t in rounds for end in ("json", "safetensors")] for rounds in ([1], [1, 2])]
     assert names[:2] == pairs
     assert names[3] == ["round-000003.json", "round-000003.safetensors", "round-000004.json", "round-000004.safetensors"]
+
+
+def test_what_a_killed_process_staged_is_cleared(tmp_path):
+    (tmp_path / ".model.safetensors.123").write_bytes(b"half")
+    (tmp_path / ".mine.1").write_text("not ours")
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path)
+    (tmp_path / "checkpoint").mkdir()  # as if killed between the summary and the end
+    (tmp_path / "checkpoint" / "round-000001.json").touch()
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path, resume=True)
+    written = {".lock", "config.toml", "model.safetensors", "rounds.jsonl", "summary.json"}
+    assert {p.name for p in tmp_path.rglob("*")} == written | {".mine.1"}
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_kills(second):
+    """The first asks for a checkpoint; who cannot wait for that sends another."""
+    code = f"""
+import os, signal, threading
+from fedman.runtime import stop_on_signal
+class engine: stopping = threading.Event()
+with stop_on_signal(engine) as caught:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert caught == [signal.SIGINT] and engine.stopping.is_set()
+    print("asked", flush=True)
+    os.kill(os.getpid(), {int(second)})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("asked\n", -second)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -101,6 +102,10 @@ class RunFolder:
         except OSError:
             self._lock.close()
             raise UserError(f"{self.path}: another run is writing to this folder") from None
+        for file in (self.config, self.rounds, self.summary, self.diverged, self.model):
+            for staged in self.path.glob(f".{file.name}.*"):  # by a process that was killed
+                with writing(staged):
+                    staged.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,6 +169,8 @@ def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
             changed = sorted(k for k in {*before, *config} if before.get(k) != config.get(k) and k not in LOCAL)
             if changed:
                 raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
+            if "diverged" not in summary:
+                shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # there if the run was killed in its last moment
             return summary
     return None
 
