@@ -25,7 +25,11 @@ from faults.tally import ROOT, Tally
 
 SOURCE = ROOT / "src" / "fedman"
 SCREENING = ("Engine.round", "Engine.close", "weighted_sum", "play")
-ALGORITHM_TESTS = ("algorithms/test_against_reference.py", "algorithms/test_identities.py", "algorithms/test_registry.py")
+ALGORITHM_TESTS = (
+    "algorithms/test_against_reference.py",
+    "algorithms/test_identities.py",
+    "algorithms/test_registry.py",
+)
 TARGETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # files: the functions (all, if none is named), the tests
     "algorithms/*.py": ((), ALGORITHM_TESTS),

@@ -1,4 +1,4 @@
-"""Disks that are full, gone or read-only, and what a killed process leaves: one line, nothing lost, nothing left over."""
+"""Disks that are full, gone or read-only, and what a killed process leaves: one line, nothing lost or left over."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, 
     for failing in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(records.os, failing, full)
-            with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: cannot be written: No space left on device$"):
+            with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: cannot be written: No space left"):
                 write_json(path, {"a": 2})
         assert path.read_bytes() == before
         assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
@@ -94,7 +94,12 @@ def test_checkpoints_leave_room_for_two_and_clear_what_was_left_half_done(tmp_pa
     fedman.run(**{**SMALL, "rounds": 5}, checkpoint_seconds=0.0, out=tmp_path, progress=look)
     pairs = [[f"round-{t:06d}.{end}" for t in rounds for end in ("json", "safetensors")] for rounds in ([1], [1, 2])]
     assert names[:2] == pairs
-    assert names[3] == ["round-000003.json", "round-000003.safetensors", "round-000004.json", "round-000004.safetensors"]
+    assert names[3] == [
+        "round-000003.json",
+        "round-000003.safetensors",
+        "round-000004.json",
+        "round-000004.safetensors",
+    ]
 
 
 def test_what_a_killed_process_staged_is_cleared(tmp_path):
@@ -123,3 +128,11 @@ with stop_on_signal(engine) as caught:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("asked\n", -second)
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=r"holds a run already; add --resume \(in Python resume=True\)"):
+        fedman.run(**SMALL, out=tmp_path)
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before

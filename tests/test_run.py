@@ -143,7 +143,7 @@ def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     def other(record):
         with pytest.raises(UserError, match="another run is writing to this folder"):
-            fedman.run(**SMALL, out=tmp_path)
+            fedman.run(**SMALL, out=tmp_path, resume=True)
 
     fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path, progress=other)
 

@@ -156,6 +156,13 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def refuse_used(folder: Path) -> None:
+    """A run that starts anew must not overwrite another."""
+    if (folder / "config.toml").exists():
+        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
+        raise UserError(f"{folder}: holds a run already; {how}")
+
+
 def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The summary of a finished run, or its note of divergence; None if there is work left."""
     for name in ("summary.json", "diverged.json"):
@@ -170,7 +177,7 @@ def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
             if changed:
                 raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
             if "diverged" not in summary:
-                shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # there if the run was killed in its last moment
+                shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # there if killed in its last moment
             return summary
     return None
 
