@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedman.algorithms import Algorithm, Local, State
 from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
-from fedman.errors import Diverged
+from fedman.errors import Diverged, UserError
 from fedman.graphs import Graphs
 from fedman.local import Job, stack, train
 from fedman.sampling import plan
@@ -119,15 +120,29 @@ class Engine:
 
     def round(self, state: Federation, cohort: list[int]) -> Outcome:
         """Play one round and bring `state` to its end. On `Stopped` or `Diverged` the state is left as it was."""
-        chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
 
         def work(clients: list[int]) -> Work:
             job, stacked = self.job(state, clients), self._model()
             return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
 
-        with one_thread_each(self.device):
-            works = list(self._map(work, chunks))
+        while True:
+            chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+            with one_thread_each(self.device), suppress(torch.OutOfMemoryError):
+                works = list(self._map(work, chunks))
+                break
+            self.make_room(len(chunks[0]))
         return self.close(state, cohort, works)
+
+    def make_room(self, clients: int) -> None:
+        """So many clients at once were too many for the device's memory: half of them from now on."""
+        if clients == 1:
+            raise UserError(
+                "chunk: not even one client at a time fits into the device's memory; use a smaller batch_size"
+            )
+        self.chunk = clients // 2
+        if self.graphs is not None:
+            self.graphs.clear()
+        warnings.warn(f"{clients} clients at once do not fit into memory; going on with {self.chunk}", stacklevel=2)
 
     def job(self, state: Federation, clients: list[int]) -> Job:
         """The local work of a chunk of clients in this round."""
@@ -233,12 +248,26 @@ class Work:
 def play(runs: Sequence[tuple[Engine, Federation, list[int]]]) -> list[Outcome | Diverged]:
     """A round of several runs at once, their cohorts stacked into one chunk; a run that diverged says so.
 
-    The runs have the same algorithm, model, data and training, but for ζ, seed and partition.
+    The runs have the same algorithm, model, data and training, but for ζ, seed and partition. More clients than a
+    chunk may hold are played one half after the other.
     """
     first = runs[0][0]
-    jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    with one_thread_each(first.device):
+    if len(runs) == 1:
+        try:
+            return [first.round(*runs[0][1:])]
+        except Diverged as error:
+            return [error]
+    clients = sum(len(cohort) for _, _, cohort in runs)
+    if clients > first.chunk:
+        half = len(runs) // 2
+        return play(runs[:half]) + play(runs[half:])
+    w = None
+    with one_thread_each(first.device), suppress(torch.OutOfMemoryError):
+        jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
         w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
+    if w is None:
+        first.make_room(clients)
+        return play(runs)
     sizes = [len(job) for job in jobs]
     apart = {name: v.split(sizes) for name, v in figures.items()}
     outcomes: list[Outcome | Diverged] = []

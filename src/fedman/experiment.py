@@ -239,7 +239,7 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
         if not now:
             continue
         try:
-            outcomes = _round([runs[i] for i in now])
+            outcomes = play([(runs[i].engine, runs[i].state, runs[i].cohort()) for i in now])
         except Stopped:
             for i, run in enumerate(runs):
                 if i not in ends:
@@ -254,15 +254,6 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
             else:
                 runs[i].record(outcome)
     return [ends[i] for i in range(len(runs))]
-
-
-def _round(runs: list[Run]) -> list[Outcome | Diverged]:
-    if len(runs) > 1:
-        return play([(run.engine, run.state, run.cohort()) for run in runs])
-    try:
-        return [runs[0].engine.round(runs[0].state, runs[0].cohort())]
-    except Diverged as error:
-        return [error]
 
 
 def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
