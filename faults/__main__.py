@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +45,11 @@ def section(name: str, small: bool = False) -> list[Row]:
     """Run one section in a folder of its own."""
     tally = Tally(name)
     with tempfile.TemporaryDirectory(prefix=f"fedman-{name}-") as scratch:
-        importlib.import_module(f"faults.{name}").run(tally, Path(scratch), small)
+        try:
+            importlib.import_module(f"faults.{name}").run(tally, Path(scratch), small)
+        except Exception as error:
+            traceback.print_exc()
+            tally.check("the section itself", f"{type(error).__name__}: {error}")
     return list(tally.rows.values())
 
 

@@ -117,3 +117,12 @@ def different(out: Path, whole: dict[str, str]) -> str | None:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def refusal(code: int, log: Path, says: str) -> str | None:
+    """None if a process ended with 2 and one line of error, which holds `says`; warnings may stand before it."""
+    text = log.read_text(errors="replace")
+    errors = [line for line in text.splitlines() if line.startswith("fedman: error: ")]
+    if code != 2 or len(errors) != 1 or "Traceback" in text or text.splitlines()[-1] != errors[0]:
+        return f"exit {code}: {text[-300:]}"
+    return None if says in errors[0] else f"does not say {says!r}: {errors[0]}"

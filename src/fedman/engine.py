@@ -136,9 +136,7 @@ class Engine:
     def make_room(self, clients: int) -> None:
         """So many clients at once were too many for the device's memory: half of them from now on."""
         if clients == 1:
-            raise UserError(
-                "chunk: not even one client at a time fits into the device's memory; use a smaller batch_size"
-            )
+            raise UserError("chunk: not even one client at a time fits into memory; use a smaller batch_size")
         self.chunk = clients // 2
         if self.graphs is not None:
             self.graphs.clear()
