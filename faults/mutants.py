@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -28,29 +28,31 @@ UNTOUCHED = {"annotation", "returns", "decorator_list", "bases"}  # fields of a 
 class Mutant:
     """One fault: where, what, and the module with it."""
 
-    path: Path
     line: int
     what: str
     code: CodeType
-
-    def relative(self, root: Path) -> Mutant:
-        """The same with a path that starts at `root`."""
-        return replace(self, path=self.path.relative_to(root))
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}"
 
 
 def mutants(path: Path, only: tuple[str, ...] = ()) -> Iterator[Mutant]:
     """All mutants of a file, or of the functions in it that are named (`Class.function`)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    missing = set(only) - {name for node in ast.walk(tree) for name in _names(node)}
+    if missing:
+        raise LookupError(f"{path}: has no {', '.join(sorted(missing))}")
     for parent, field, index in places(tree, only):
         node = getattr(parent, field) if index is None else getattr(parent, field)[index]
         for new in replacements(node):
             _put(parent, field, index, ast.fix_missing_locations(ast.copy_location(new, node)))
-            what = f"{_short(node)} -> {_short(new)}"
-            yield Mutant(path, node.lineno, what, compile(tree, str(path), "exec"))
+            yield Mutant(node.lineno, f"{_short(node)} -> {_short(new)}", compile(tree, str(path), "exec"))
             _put(parent, field, index, node)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """A function's name, and those of a class's functions."""
+    if isinstance(node, ast.FunctionDef):
+        yield node.name
+    elif isinstance(node, ast.ClassDef):
+        yield from (f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef))
 
 
 Place = tuple[ast.AST, str, int | None]

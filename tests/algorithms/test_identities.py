@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cases import CASES
 from federations import COHORTS, SIZES, TRAINING, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS, Local
-from fedman.algorithms.base import sgd
+from fedman.algorithms.base import norm, sgd
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
 from fedman.stacked import flatten
@@ -169,3 +169,15 @@ def test_a_step_is_pure_and_keeps_its_dtype(case):
 def test_common_start_comes_from_the_module():
     assert torch.equal(engine().start().server["w"], flatten(network()))
     assert samples().sizes(range(6)) == SIZES
+
+
+def test_norms_run_over_the_last_axis():
+    g = torch.randn(2, 3, 5)
+    torch.testing.assert_close(norm(g), g.square().sum(-1, keepdim=True).sqrt())
+
+
+def test_a_fused_kernel_takes_the_place_of_the_formula():
+    """What it is handed is what `sgd` is made of, and what it returns is the step."""
+    one = torch.ones(2, 1)
+    hp = Local(torch.tensor(0.1), 0.1, 0.01, 0.5, one, one, one > 0, fused=lambda *given: given)
+    assert sgd(one, 2 * one, hp, 0.3) == (one, 2 * one, hp.lr, 0.5, 0.01, 0.3)
