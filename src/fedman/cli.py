@@ -182,8 +182,10 @@ def run_name(config: Config) -> str:
 
 
 def say(message: str) -> None:
-    """A line for the person, apart from the results."""
-    typer.echo(f"fedman: {message}", err=True)
+    """A line for the person, apart from the results. What a file or a word brought along is not printed raw."""
+    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
+    typer.echo("fedman: " + "\n".join(lines), err=True)
 
 
 def stop(message: str, code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedman import algorithms
 from fedman.algorithms import ALGORITHMS, hyperparameters
 
 TABLE = {
@@ -19,6 +20,7 @@ TABLE = {
 
 def test_every_algorithm_is_in_the_table():
     assert set(ALGORITHMS) == set(TABLE)
+    assert all(hasattr(algorithms, name) for name in algorithms.__all__)
 
 
 @pytest.mark.parametrize("name", TABLE)
