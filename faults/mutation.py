@@ -137,18 +137,22 @@ def fork(mutant: Mutant | None, path: Path, tests: tuple[str, ...]) -> int:
         import pytest
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-W", "ignore"]
-        code = int(pytest.main([*options, *(f"tests/{name}" for name in tests)], [Order(path.stem)]))
+        code = int(pytest.main([*options, *(f"tests/{name}" for name in tests)], [Order(path)]))
     finally:
         os._exit(code)
 
 
 class Order:
-    """A pytest plugin: the tests that name the mutated file first, the slow compiler's last."""
+    """A pytest plugin: without tests of other algorithms; those that name the file first, the slow compiler's last."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, path: Path) -> None:
+        self.name, self.others = path.stem, {other.stem for other in path.parent.glob("fed*.py")} - {path.stem}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        def alien(words: str) -> bool:
+            return self.name.startswith("fed") and self.name not in words and any(o in words for o in self.others)
+
+        items[:] = [item for item in items if not alien(item.nodeid.lower())]
         items.sort(key=lambda item: ("compile" in item.nodeid, self.name not in item.nodeid.lower()))
 
 
