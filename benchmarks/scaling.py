@@ -61,7 +61,7 @@ def main() -> None:
     ballast: list[torch.Tensor] = []
     print(f"{options.algorithm}, {options.precision}, {torch.cuda.get_device_name() if cuda else 'cpu'}")
     print(
-        f"{'clients':>8}{'a round':>9}{'s a round':>11}{'ms a client':>13}{'tables':>12}{'GiB, tables':>13}{'peak GiB':>10}"
+        f"{'clients':>8}{'a round':>9}{'s a round':>11}{'ms a client':>13}{'tables on':>11}{'GiB':>6}{'peak GiB':>10}"
     )
     for case in options.cases:
         clients, cohort = map(int, case.split(":"))

@@ -44,6 +44,7 @@ def run(
     fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
     """
     from fedman.config import overrides, read_toml, resolve
+    from fedman.records import refuse_used
 
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
     if resume and out is None:
@@ -52,8 +53,8 @@ def run(
         given = read_toml(out / "config.toml")
     settings = resolve(given, preset)
     out = out or Path("runs") / run_name(settings)
-    if not resume and (out / "config.toml").exists():
-        raise UserError(f"{out}: holds a run already; add --resume to go on with it, or choose another --out")
+    if not resume:
+        refuse_used(out)
 
     from fedman import experiment
     from fedman.data import load
@@ -235,8 +236,10 @@ def run_name(config: Config) -> str:
 
 
 def say(message: str) -> None:
-    """A line for the person, apart from the results."""
-    typer.echo(f"fedman: {message}", err=True)
+    """A line for the person, apart from the results. What a file or a word brought along is not printed raw."""
+    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
+    typer.echo("fedman: " + "\n".join(lines), err=True)
 
 
 def stop(message: str, code: int) -> NoReturn:

@@ -19,11 +19,14 @@ from fedman.errors import UserError
 from fedman.presets import PRESETS, paper_hyperparameters
 
 CUSTOM = "custom"  # arrays or a module handed over in Python
+MAX_BYTES = 1 << 20  # of a configuration file
+MAX_MISTAKES = 40  # in one message
 MODELS = ("cifar_cnn", "tiny_cnn", "small_cnn", "mlp", "resnet18_gn")
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -58,7 +61,7 @@ class Config(BaseModel):
     decayed: bool | None = Field(None, description="FedDC, SCAFFOLD: control states with the decayed rate")
 
     rounds: Count = Field(500, description="T, number of rounds")
-    epochs: Count = Field(5, description="E, local epochs a round")
+    epochs: Epochs = Field(5, description="E, local epochs a round")
     batch_size: Count = Field(50, description="B, samples a local step")
     lr: Positive = Field(0.1, description="η_0, local learning rate of round 0")
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.998, description="factor on the rate every round")
@@ -122,13 +125,17 @@ def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
             mistakes.append(f"{key}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}")
         config = Config.model_validate({k: v for k, v in known.items() if k not in wrong})
     mistakes += _cross_checks(config, known)
+    if len(mistakes) == 1:
+        raise UserError(mistakes[0])
     if mistakes:
-        raise UserError(mistakes[0] if len(mistakes) == 1 else "\n".join([f"{len(mistakes)} mistakes", *mistakes]))
+        more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
+        raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
     return _filled(config, bool(preset))
 
 
 def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
     """What one field cannot know alone: names, and which keys go together."""
+    yield from (f"{key}: has a NUL character" for key, value in known.items() if "\0" in str(value))
     if config.algorithm not in ALGORITHMS:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
     else:
@@ -193,11 +200,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The keys of a TOML file."""
     try:
         with open(path, "rb") as file:
-            values = tomllib.load(file)
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
+        values = tomllib.loads(content.decode())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())[:200]}") from None
     tables = [key for key, value in values.items() if isinstance(value, dict)]
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")

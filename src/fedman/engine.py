@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedman.algorithms import Algorithm, Fused, Local, State
 from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
-from fedman.errors import Diverged
+from fedman.errors import Diverged, UserError
 from fedman.federation import Federation, put, start, take
 from fedman.graphs import Graphs
 from fedman.local import Job, train
@@ -142,8 +143,20 @@ class Engine:
             job, stacked = self.job(state, clients), self._model()
             return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
 
-        with one_thread_each(self.device):
-            return list(self._map(work, self.chunks(cohort)))
+        while True:
+            chunks = self.chunks(cohort)
+            with one_thread_each(self.device), suppress(torch.OutOfMemoryError):
+                return list(self._map(work, chunks))
+            self.make_room(len(chunks[0]))
+
+    def make_room(self, clients: int) -> None:
+        """So many clients at once were too many for the device's memory: half of them from now on."""
+        if clients == 1:
+            raise UserError("chunk: not even one client at a time fits into memory; use a smaller batch_size")
+        self.chunk = clients // 2
+        if self.graphs is not None:
+            self.graphs.clear()
+        warnings.warn(f"{clients} clients at once do not fit into memory; going on with {self.chunk}", stacklevel=2)
 
     def draw(self, t: int, clients: list[int]) -> Drawn:
         """Batches, learning rate and sizes of a chunk of clients in round t (counted from 0)."""

@@ -30,6 +30,7 @@ from fedman.records import (
     RunFolder,
     finished,
     read_rounds,
+    refuse_used,
     to_toml,
     version,
     write_json,
@@ -83,6 +84,8 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
+    if out is not None and not resume:
+        refuse_used(Path(out))
     if out is not None and resume and (summary := finished(Path(out), config.flat())):
         if "diverged" in summary:
             raise Diverged(summary["diverged"])

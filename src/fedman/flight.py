@@ -7,6 +7,7 @@ round to come.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -42,18 +43,31 @@ class Flight:
 
 
 def launch(runs: Sequence[Entry]) -> Flight:
-    """Start a round. Several runs must share algorithm, model, data and training, but for ζ, seed and partition."""
+    """Start a round. Several runs must share algorithm, model, data and training, but for ζ, seed and partition.
+
+    More clients than a chunk may hold are launched one half after the other.
+    """
+    first, state, cohort = runs[0]
     if len(runs) == 1:
-        engine, state, cohort = runs[0]
-        return Flight(runs, [engine.launch(state, cohort)])
+        return Flight(runs, [first.launch(state, cohort)])
+    clients = sum(len(cohort) for _, _, cohort in runs)
+    if clients > first.chunk:
+        half = len(runs) // 2
+        return Flight(runs, [*launch(runs[:half]).works, *launch(runs[half:]).works])
+    with one_thread_each(first.device), suppress(torch.OutOfMemoryError):
+        return Flight(runs, _stacked(runs))
+    first.make_room(clients)
+    return launch(runs)
+
+
+def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
+    """All cohorts as one chunk."""
     first = runs[0][0]
     jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    with one_thread_each(first.device):
-        w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
+    w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
     sizes = [len(job) for job in jobs]
     apart = {name: v.split(sizes) for name, v in figures.items()}
-    works = [
+    return [
         [Work(job, rows, {name: v[i] for name, v in apart.items()})]
         for i, (job, rows) in enumerate(zip(jobs, w.split(sizes), strict=True))
     ]
-    return Flight(runs, works)

@@ -28,6 +28,12 @@ class Graphs:
         self._captured: dict[object, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
+    def clear(self) -> None:
+        """Let go of all graphs and their memory."""
+        self._captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+
     def run(self, step: Step, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
         """The carry after `steps` steps."""
         key = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())

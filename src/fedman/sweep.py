@@ -19,6 +19,7 @@ from fedman.errors import Diverged, UserError
 from fedman.records import finished
 from fedman.runtime import pick_device
 
+MAX_CELLS = 10_000
 CLIENTS = 90  # in one chunk: more no longer make a client cheaper
 
 
@@ -46,6 +47,9 @@ def cells(values: Mapping[str, Any], preset: str | None) -> list[Cell]:
     twice = [key for key, options in lists.items() if len(set(map(str, options))) < len(options)]
     if twice:
         raise UserError(f"{twice[0]}: a value stands twice in {values[twice[0]]!r}")
+    if math.prod(map(len, lists.values())) > MAX_CELLS:
+        many = " x ".join(f"{len(options)} {key}" for key, options in lists.items() if len(options) > 1)
+        raise UserError(f"sweep: {many} are more than the {MAX_CELLS} runs allowed")
     algorithms = [a for a in lists.get("algorithm", ["fedavg"]) if a in ALGORITHMS]
     for key in lists.keys() & set(HYPERPARAMETERS):
         if algorithms and not any(key in hyperparameters(a) for a in algorithms):
