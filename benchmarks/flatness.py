@@ -30,7 +30,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from fedman.flatness import Hessian
 from fedman.flatness.measure import BATCH, Request, Subject
-from fedman.flatness.runs import Samples, read_data, read_run, restore, training_samples
+from fedman.flatness.runs import Samples, read_data, read_run, restore, select_samples, training_samples
 from fedman.models import cifar_cnn
 from fedman.runtime import device_name, matmul_precision, pick_device
 
@@ -213,7 +213,8 @@ def subject(options: argparse.Namespace, device: str) -> tuple[nn.Module, Sample
     if options.run is not None:
         run = read_run(options.run)
         data = read_data(run, options.data_dir, None)
-        return restore(run, "all", data).to(device), training_samples(run, data, None, device, torch.float32)
+        samples = training_samples(data, select_samples(run, data, None), device, torch.float32)
+        return restore(run, "all", data).to(device), samples
     torch.manual_seed(0)
     model = cifar_cnn((3, 32, 32), 100).to(device)
     generator = torch.Generator().manual_seed(1)
