@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import fedman
 from fedman.cli import main
-from fedman.flatness import Hessian, demonstration, eigenpairs, filter_normalise
+from fedman.flatness import Hessian, command, demonstration, eigenpairs, filter_normalise
 from fedman.models import MLP
 
 
@@ -281,6 +281,44 @@ def test_no_run_at_all(runs, capsys):
     assert "RUN: name the folder" in refused(capsys, "--plot")
     (runs / "file").write_text("in the way")
     assert "file: not a folder" in refused(capsys, "--theory", "--out", "file")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("[]", "not measurements in format 1"),
+        ('{"format": 1, "models": {}}', "not measurements in format 1"),
+        ("{", "not a JSON file"),
+        ('{"format": 1, "run": {"method": "A"}, "models": {}}', "model: no measurement of all in plain"),
+        ('{"format": 1, "run": {"method": "A"}, "models": {"all": {"top": {}}}}', "top of A is damaged"),
+        (
+            '{"format": 1, "run": {"method": "A"}, "models": {"all": {"layers": {"blocks": {"x": {}}}}}}',
+            "cannot be drawn",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named(runs, capsys, record, message):
+    (runs / "plain/flatness.json").write_text(record)
+    assert message in refused(capsys, "--plot", "plain")
+
+
+def test_too_large_for_the_device(runs, capsys, monkeypatch):
+    def run(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB")
+
+    monkeypatch.setattr(command.Subject, "run", run)
+    assert "batch-size: 500 samples at once do not fit" in refused(capsys, "plain", "--device", "cpu")
+
+
+def test_eigenvectors_of_another_kind_of_model_are_refused(made, runs, capsys):
+    rows = np.random.default_rng(1).normal(size=(40, 5)).astype(np.float32)
+    np.savez(runs / "rows.npz", x=rows, y=np.arange(40) % 2)
+    fedman.run(
+        dataset=f"npz:{runs / 'rows.npz'}", clients=2, rounds=1, partition="iid", out=runs / "other", device="cpu"
+    )
+    words = ["plain", "other", "--landscape", "--directions", "top", "--device", "cpu"]
+    assert "directions: top needs runs of one model" in refused(capsys, *words)
+    assert not (runs / "plain/flatness.json").exists()
 
 
 def test_a_broken_model_is_named(runs, capsys):

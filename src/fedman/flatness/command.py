@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedman.data import Dataset
 from fedman.errors import UserError
 from fedman.flatness import figures, record
@@ -53,13 +55,22 @@ def measure(
                 selection = select_samples(run, data[source], samples)
                 check(request, model, selection)
                 prepared.append((run, which, model, selection))
+        sizes = {sum(p.numel() for p in model.parameters()) for _, _, model, _ in prepared}
+        if request.landscape == "top" and len(sizes) > 1:
+            raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
         directions = None
         for run, which, model, selection in prepared:
             seen = training_samples(data[run.config.source], selection, device, request.dtype)
             name = run.method if len(runs) == 1 else run.folder.name
             subject = Subject(model, seen, request, _named(follow, f"{name} {which}"), directions)
-            for measurement, result in subject.run():
-                record.add(run.folder, run.about, which, measurement, result)
+            try:
+                for measurement, result in subject.run():
+                    record.add(run.folder, run.about, which, measurement, result)
+            except torch.OutOfMemoryError:
+                batch = subject.options["batch_size"]
+                raise UserError(
+                    f"batch-size: {batch} samples at once do not fit the device's memory; take less"
+                ) from None
             directions = subject.directions
             del subject, seen  # before the next is on the device
     folders = [run.folder for run in runs]
