@@ -1,12 +1,12 @@
 """What a Hessian-vector product costs, ways to compute it compared, and what the measurements built on it cost.
 
-    python benchmarks/flatness.py [--device cuda] [--run FOLDER [--data-dir DIR]] [--part products measures]
+    python benchmarks/flatness.py [--device cuda] [--run FOLDER [--data-dir DIR]] [--part products landscapes measures]
                                   [--measures 0 2] [--images 50000] [--seconds 90] [--batch-size 5000] [--keep-graphs]
                                   [--out FILE.json]
 
-Without --run: products alone, of the paper's CIFAR-100 CNN at its initial weights on random images. They take the same
-time there, but the spectrum is another one. Every line is printed and written as soon as it is known; no way of
-computing a product is begun after --seconds.
+Without --run: products and landscapes alone, of the paper's CIFAR-100 CNN at its initial weights on random images. They
+take the same time there, but the spectrum is another one. Every line is printed and written as soon as it is known; no
+way of computing a product is begun after --seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from fedman.flatness import Hessian
+from fedman.flatness import Hessian, landscape, random_direction
 from fedman.flatness.measure import BATCH, Request, Subject
-from fedman.flatness.runs import Samples, read_data, read_run, restore, training_samples
+from fedman.flatness.runs import Samples, read_data, read_run, restore, select_samples, training_samples
 from fedman.models import cifar_cnn
 from fedman.runtime import device_name, matmul_precision, pick_device
 
@@ -195,7 +195,7 @@ REQUESTS = {
     "density, 5 starts of 100 steps": {"density": True},
     "layers: top-1 and trace each": {"layers": True},
     "clients: top-1 each": {"clients": True},
-    "landscape, 5x5 of 41x41": {"landscape": "random", "points": 5},
+    "landscape, 41x41": {"landscape": "random"},
 }
 FIGURES = ("value", "error", "products", "seconds", "converged", "mean")
 
@@ -209,11 +209,26 @@ def measures(model: nn.Module, samples: Samples, names: list[str], options: argp
             yield {"request": name, "measurement": measurement} | top | figures
 
 
+def landscapes(model: nn.Module, x: Tensor, y: Tensor, batch: int, clock: Clock) -> Iterator[dict]:
+    """25 points of a landscape, models stacked or not, the same number of activations at once."""
+    directions = [random_direction(model, seed) for seed in (0, 1)]
+    for chunk in (1, 5, 25):
+        times = [clock.now()]
+        for _ in range(2):
+            landscape(model, F.cross_entropy, (x, y), directions, points=5, chunk=chunk, batch_size=batch // chunk)
+            times.append(clock.now())
+        yield {
+            "landscape": f"{chunk} models x {batch // chunk} images at once",
+            "s_41x41": (times[2] - times[1]) * 41**2 / 25,
+        }
+
+
 def subject(options: argparse.Namespace, device: str) -> tuple[nn.Module, Samples]:
     if options.run is not None:
         run = read_run(options.run)
         data = read_data(run, options.data_dir, None)
-        return restore(run, "all", data).to(device), training_samples(run, data, None, device, torch.float32)
+        samples = training_samples(data, select_samples(run, data, None), device, torch.float32)
+        return restore(run, "all", data).to(device), samples
     torch.manual_seed(0)
     model = cifar_cnn((3, 32, 32), 100).to(device)
     generator = torch.Generator().manual_seed(1)
@@ -227,7 +242,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--run", type=Path, help="a finished run's folder")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--part", nargs="+", choices=["products", "measures"], help="[both with --run]")
+    parser.add_argument(
+        "--part", nargs="+", choices=["products", "landscapes", "measures"], help="[all; without --run not the last]"
+    )
     parser.add_argument("--measures", nargs="+", type=int, default=range(len(REQUESTS)), help="which, by number from 0")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=90, help="for the products")
@@ -236,7 +253,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here")
     options = parser.parse_args()
 
-    wanted = options.part or (["products", "measures"] if options.run else ["products"])
+    wanted = options.part or ["products", "landscapes"] + (["measures"] if options.run else [])
     if "measures" in wanted and options.run is None:
         parser.error("measures need --run")
     device = pick_device(options.device)
@@ -247,6 +264,7 @@ def main() -> None:
     print(f"{about}; ready after {time.perf_counter() - start:.1f} s", flush=True)
     parts: dict[str, Callable[[], Iterator[dict]]] = {
         "products": lambda: products(model, samples.x, samples.y, options.batch_size, options.seconds, Clock(device)),
+        "landscapes": lambda: landscapes(model, samples.x, samples.y, options.batch_size, Clock(device)),
         "measures": lambda: measures(model, samples, [list(REQUESTS)[i] for i in options.measures], options),
     }
     lines: list[dict] = []

@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from fedman.data import Dataset
 from fedman.errors import UserError
 from fedman.flatness import figures, record
 from fedman.flatness.demonstration import demonstrate
-from fedman.flatness.measure import Follow, Request, Subject
-from fedman.flatness.runs import MODELS, read_data, read_run, restore, training_samples
+from fedman.flatness.measure import Follow, Request, Subject, check
+from fedman.flatness.runs import MODELS, read_data, read_run, restore, select_samples, training_samples
 from fedman.progress import print_table, work_progress
 from fedman.records import version, write_json
-from fedman.runtime import pick_device
+from fedman.runtime import pick_device, pick_precision
 
 Say = Callable[[str], object]
 
@@ -33,6 +37,7 @@ def measure(
 ) -> None:
     """Measure every run; what can be refused is refused before the first product."""
     device = pick_device(device)
+    pick_precision(request.precision, device)
     runs = [read_run(folder) for folder in _distinct(folders)]
     for run in runs:
         if (run.folder / record.NAME).exists():
@@ -40,18 +45,32 @@ def measure(
         if not os.access(run.folder, os.W_OK):
             raise UserError(f"{run.folder}: cannot write here")
     with work_progress() as follow:
-        data = {}
+        data: dict[Any, Dataset] = {}
+        prepared = []
         for run in runs:
-            if run.config.source not in data:
-                data[run.config.source] = read_data(run, data_dir, follow)
-        prepared = [(run, which, restore(run, which, data[run.config.source])) for run in runs for which in models]
+            source = run.config.source
+            data[source] = data.get(source) or read_data(run, data_dir, follow)
+            for which in models:
+                model = restore(run, which, data[source])
+                selection = select_samples(run, data[source], samples)
+                check(request, model, selection)
+                prepared.append((run, which, model, selection))
+        sizes = {sum(p.numel() for p in model.parameters()) for _, _, model, _ in prepared}
+        if request.landscape == "top" and len(sizes) > 1:
+            raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
         directions = None
-        for run, which, model in prepared:
-            seen = training_samples(run, data[run.config.source], samples, device, request.dtype)
+        for run, which, model, selection in prepared:
+            seen = training_samples(data[run.config.source], selection, device, request.dtype)
             name = run.method if len(runs) == 1 else run.folder.name
             subject = Subject(model, seen, request, _named(follow, f"{name} {which}"), directions)
-            for measurement, result in subject.run():
-                record.add(run.folder, run.about, which, measurement, result)
+            try:
+                for measurement, result in subject.run():
+                    record.add(run.folder, run.about, which, measurement, result)
+            except torch.OutOfMemoryError:
+                batch = subject.options["batch_size"]
+                raise UserError(
+                    f"batch-size: {batch} samples at once do not fit the device's memory; take less"
+                ) from None
             directions = subject.directions
             del subject, seen  # before the next is on the device
     folders = [run.folder for run in runs]
@@ -100,22 +119,43 @@ def theory(out: Path | None, seed: int, say: Say) -> None:
 
 
 def show(folders: Sequence[Path], models: Sequence[str]) -> None:
-    """The main figures as a table."""
+    """The main figures as tables."""
+    measured = figures.gather(folders, models)
     lines = []
-    for name, m in figures.gather(folders, models).items():
+    for name, m in measured.items():
         top, trace = m.get("top"), m.get("trace")
         lines.append(
             [
                 name,
                 f"{m['loss']['value']:.4f}",
                 f"{top['values'][0]:.4g}{_rough(top['converged'] == len(top['values']))}" if top else "",
-                f"{trace['value']:.4g} ± {trace['error']:.2g}{_rough(trace['converged'])}" if trace else "",
+                _trace(trace) if trace else "",
                 str(sum(e.get("products", 0) for e in m.values())),
                 f"{sum(e['seconds'] for e in m.values()):.1f}",
             ]
         )
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     print_table("flatness of the training loss (cross-entropy alone)", header, lines)
+    blocks = [
+        [
+            name,
+            layer,
+            f"{b['top']:.4g}",
+            _trace(b["trace"]),
+            "" if b["input_norm"] is None else f"{b['input_norm']:.4g}",
+        ]
+        for name, m in measured.items()
+        for layer, b in m.get("layers", {"blocks": {}})["blocks"].items()
+    ]
+    if blocks:
+        print_table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
+    bounds = [
+        [name, str(len(m["clients"]["clients"])), f"{m['clients']['top']:.4g}", f"{m['clients']['mean']:.4g}"]
+        for name, m in measured.items()
+        if "clients" in m
+    ]
+    if bounds:
+        print_table("λ_max of the clients' losses", ["", "clients", "of their mean ≤", "their mean"], bounds)
 
 
 def chosen_models(text: str) -> list[str]:
@@ -131,6 +171,10 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
     if not folders:
         raise UserError("RUN: name the folder of at least one finished run")
     return list(dict.fromkeys(folders))
+
+
+def _trace(found: dict[str, Any]) -> str:
+    return f"{found['value']:.4g} ± {found['error']:.2g}{_rough(found['converged'])}"
 
 
 def _rough(converged: bool) -> str:

@@ -26,7 +26,7 @@ def gather(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Measured
     found = {}
     for folder, r in records.items():
         method = r["run"]["method"]
-        name = method if methods[method] == 1 else f"{method} {folder.name}"
+        name = method if methods[method] == 1 else f"{method} {folder}"
         for model in models:
             if model in r["models"]:
                 found[f"{name}, {model}" if len(models) > 1 else name] = r["models"][model]
@@ -42,11 +42,22 @@ def draw(measured: dict[str, Measured], out: Path) -> list[Path]:
     paths = []
 
     def save(name: str, figure: Callable[[dict[str, Any]], Any], items: dict[str, Any]) -> None:
-        if items:
-            paths.extend(plot.save(figure(items), out / f"flatness-{name}"))
+        try:
+            picture = figure(items) if items else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{record.NAME}: {name} of {', '.join(items)} cannot be drawn ({error!r})") from None
+        if picture is not None:
+            paths.extend(plot.save(picture, out / f"flatness-{name}"))
 
     def those(name: str, read: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        return {label: read(m[name]) for label, m in measured.items() if name in m}
+        found = {}
+        for label, m in measured.items():
+            if name in m:
+                try:
+                    found[label] = read(m[name])
+                except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+                    raise UserError(f"{record.NAME}: {name} of {label} is damaged ({error!r})") from None
+        return found
 
     tops = those("top", lambda top: torch.tensor(top["values"], dtype=torch.float64))
     save("top", plot.spectrum, {label: values for label, values in tops.items() if len(values) > 1})

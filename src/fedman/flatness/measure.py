@@ -17,7 +17,7 @@ from fedman.flatness.density import density
 from fedman.flatness.lanczos import Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
-from fedman.flatness.runs import Samples
+from fedman.flatness.runs import Samples, Selection
 from fedman.flatness.trace import hutchinson, hutchpp
 from fedman.records import version
 from fedman.runtime import device_name
@@ -76,6 +76,17 @@ class Request:
         return PRECISIONS[self.precision]
 
 
+def check(request: Request, model: nn.Module, which: Selection) -> None:
+    """Refuse what this model on these samples cannot give."""
+    size = sum(p.numel() for p in model.parameters())
+    most = size // 2 if request.ends == "both" else size
+    if request.top > most:
+        raise UserError(f"top: {request.top}; the model has {size} parameters, 1 to {most} are allowed")
+    empty = [i for i, part in enumerate(which.clients) if not len(part)]
+    if request.clients and empty:
+        raise UserError(f"samples: client {empty[0]} has none of the {len(which.chosen)} drawn; take more")
+
+
 class Subject:
     """A model on its samples, and the measurements asked for. The loss is the mean cross-entropy alone."""
 
@@ -98,12 +109,6 @@ class Subject:
         self.known: Lanczos | None = None  # the recurrence of `top`, where it was asked for
         self.directions = directions  # of the landscape, where another model's are to be used
         self.hessian = Hessian(model, cross_entropy, self.data, keep_graphs=request.keep_graphs, **self.options)
-        ends = 2 if request.ends == "both" else 1
-        if request.top * ends > self.hessian.size:
-            most = self.hessian.size // ends
-            raise UserError(
-                f"top: {request.top}; the model has {self.hessian.size} parameters, 1 to {most} are allowed"
-            )
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and result of each measurement as soon as it is known, the cheap ones first."""
@@ -184,9 +189,6 @@ class Subject:
 
     def clients(self) -> dict[str, Any]:
         """λ_max of every client's loss, their mean, and λ_max of the mean of their losses."""
-        empty = [i for i, part in enumerate(self.samples.clients) if not len(part)]
-        if empty:
-            raise UserError(f"samples: client {empty[0]} has none of the {len(self.samples.y)} drawn; take more")
         bound = client_eigenvalues(
             self.model,
             cross_entropy,

@@ -41,7 +41,7 @@ def surfaces(landscapes: Mapping[str, Landscape], levels: int = 20) -> Figure:
         flat.set(xlabel="direction 1", ylabel="direction 2", box_aspect=1)
         flat.locator_params(nbins=5)
         flats.append(flat)
-    figure.colorbar(filled, ax=flats, label="loss")
+    figure.colorbar(filled, ax=flats, label="loss", format="%.3g")
     return figure
 
 

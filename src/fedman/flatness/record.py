@@ -30,7 +30,12 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {error.strerror or error}; measure the run first: fedman flatness {folder}") from None
     except ValueError:
         raise UserError(f"{path}: not a JSON file") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record.get("models"), dict):
+    try:
+        sound = record["format"] == FORMAT and isinstance(record["run"]["method"], str)
+        sound = sound and all(isinstance(m, dict) for model in record["models"].values() for m in model.values())
+    except (KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
         raise UserError(f"{path}: not measurements in format {FORMAT}")
     return record
 

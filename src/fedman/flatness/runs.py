@@ -44,6 +44,14 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Which training samples are looked at, and which of those are whose."""
+
+    chosen: Tensor  # [n], indices into the data set in ascending order
+    clients: list[Tensor]  # indices into `chosen`
+
+
+@dataclass(frozen=True)
 class Samples:
     """Training samples as a model sees them, not augmented, and which of them are whose."""
 
@@ -102,19 +110,22 @@ def restore(run: Finished, which: str, data: Dataset) -> nn.Module:
     return model
 
 
-def training_samples(
-    run: Finished, data: Dataset, count: int | None, device: str, dtype: torch.dtype, seed: int = 0
-) -> Samples:
-    """All training samples normalised on the device, or `count` of them drawn at random."""
+def select_samples(run: Finished, data: Dataset, count: int | None, seed: int = 0) -> Selection:
+    """All training samples, or `count` of them drawn at random."""
     n = len(data.y_train)
     if count is not None and not 1 <= count <= n:
         raise UserError(f"samples: {count}; 1 to {n} training samples are allowed")
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: count or n].sort().values
     place = torch.full((n,), -1)
     place[chosen] = torch.arange(len(chosen))
-    stored = torch.as_tensor(data.x_train)[chosen].to(device)
+    parts = [place[torch.as_tensor(part)] for part in partition.for_config(run.config, data)]
+    return Selection(chosen, [part[part >= 0] for part in parts])
+
+
+def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.dtype) -> Samples:
+    """The selected samples normalised, on the device."""
+    stored = torch.as_tensor(data.x_train)[which.chosen].to(device)
     x = normalise(stored, data.mean, data.std, dtype)
     x = channels_first(x).contiguous() if stored.dtype == torch.uint8 else x
-    parts = [place[torch.as_tensor(part)] for part in partition.for_config(run.config, data)]
-    clients = [part[part >= 0].to(device) for part in parts]
-    return Samples(x, torch.as_tensor(data.y_train)[chosen].to(device), clients)
+    y = torch.as_tensor(data.y_train)[which.chosen].to(device)
+    return Samples(x, y, [part.to(device) for part in which.clients])
