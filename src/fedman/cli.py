@@ -119,6 +119,20 @@ def results(
     typer.echo(command(sources, out, replace))
 
 
+@app.command()
+def report(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="folder with results files or runs, or one of either")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page to write")] = Path("report.html"),
+) -> None:
+    """One page of tables and pictures, beside the paper's figures; it needs no network.
+
+    fedman report results --out report.html
+    """
+    from fedman.report import command
+
+    typer.echo(command(place, out))
+
+
 @app.command(name="list")
 def list_() -> None:
     """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
