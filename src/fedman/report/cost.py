@@ -58,7 +58,9 @@ def formula(dataset: str) -> Table | None:
     own, man = sum(layer.own for layer in counted), sum(layer.man for layer in counted)
     rows.append(["together", f"{own:,}", f"{man:,}", _percent(man / own)])
     header = ["layer", "multiplications", "MAN adds", "share"]
-    note = "One sample forward: C_o·H_o·W_o·C_i·K² for a convolution, d_i·d_o for a linear layer; MAN adds one per output."
+    note = (
+        "One sample forward: C_o·H_o·W_o·C_i·K² for a convolution, d_i·d_o for a linear layer; MAN adds one per output."
+    )
     return Table(f"cost-{spec.model}", f"{spec.model}: the paper's count", header, rows, note)
 
 

@@ -58,7 +58,9 @@ def _way(axes: Any, row: int, cells: dict[bool, Cell], algorithm: str) -> list[l
     tone = colour(algorithm)
     for values, y, shade, size in ((ours, row - 0.1 * bool(theirs), tone, 5.5), (theirs, row + 0.22, MUTED, 3)):
         if len(values) == 2:
-            axes.plot(list(values.values()), [y, y], color=shade, linewidth=size / 3.2, solid_capstyle="butt", alpha=0.55)
+            axes.plot(
+                list(values.values()), [y, y], color=shade, linewidth=size / 3.2, solid_capstyle="butt", alpha=0.55
+            )
         for man, value in values.items():
             fill = shade if man else PAPER
             axes.plot(value, y, "o", markersize=size, markerfacecolor=fill, markeredgecolor=shade, markeredgewidth=1.1)
@@ -110,7 +112,9 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc="lower right").set_gid("legend")
     title = f"{board.title}, {paper.partition_title(partition)}: accuracy over the rounds"
-    return finish(f"{slug(board.dataset)}-{slug(partition)}-curves-{number}", title, figure, {"lines": lines, "x": "round"})
+    return finish(
+        f"{slug(board.dataset)}-{slug(partition)}-curves-{number}", title, figure, {"lines": lines, "x": "round"}
+    )
 
 
 def sensitivity(board: Board) -> list[Picture]:
@@ -142,8 +146,8 @@ def sensitivity(board: Board) -> list[Picture]:
     return pictures
 
 
-def partition(dataset: str, name: str, counts: np.ndarray, facts: dict[str, float]) -> Picture:
-    """Samples of each class (row) at each client (column)."""
+def partition(dataset: str, name: str, counts: np.ndarray, facts: dict[str, float], most: int) -> Picture:
+    """Samples of each class (row) at each client (column); the darkest shade stands for `most`."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     clients, classes = counts.shape
@@ -151,9 +155,11 @@ def partition(dataset: str, name: str, counts: np.ndarray, facts: dict[str, floa
     tone = colour("fedavg")
     shades = LinearSegmentedColormap.from_list("clients", [(0, f"{tone}18"), (0.5, f"{tone}a0"), (1, f"{tone}ff")])
     shown = np.ma.masked_equal(counts.T, 0)
-    axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=shades, norm=PowerNorm(0.5, 0, counts.max()))
+    axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=shades, norm=PowerNorm(0.5, 0, most))
     axes.grid(visible=False)
-    axes.set(title=f"{paper.partition_title(name)}: {facts['classes']:.0f} classes a client", xlabel="client", ylabel="class")
+    axes.set(
+        title=f"{paper.partition_title(name)}: {facts['classes']:.0f} classes a client", xlabel="client", ylabel="class"
+    )
     title = f"{paper.title(dataset)}, {paper.partition_title(name)}: {clients} clients, {classes} classes"
     hover = {"grid": counts.T.tolist(), "rows": [0, classes - 1], "columns": [0, clients - 1], "value": "samples",
              "names": ["client", "class"]}  # fmt: skip

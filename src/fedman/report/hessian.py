@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from fedman.flatness.density import Density
 from fedman.report import paper
@@ -20,6 +21,7 @@ from fedman.tables import mean_std
 
 MODEL = "all"  # of a run's three models the one whose accuracy is reported
 FLOOR = 1e-7  # of a density, on its logarithmic scale
+SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eigenvalue drawn
 
 
 @dataclass(frozen=True)
@@ -59,33 +61,47 @@ def read(records: Sequence[dict[str, Any]]) -> list[Measured]:
     return sorted(found, key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.zeta, m.seed))
 
 
-def table(measured: Sequence[Measured]) -> Table | None:
-    """λ_max and trace of every setting, mean over seeds, with the paper's."""
-    groups: dict[tuple[str, str, str, float], list[Measured]] = {}
+def tables(measured: Sequence[Measured]) -> list[Table]:
+    """λ_max and trace of every method, mean over seeds, with the paper's; a table a partition."""
+    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
     for m in measured:
-        groups.setdefault((m.dataset, m.partition, m.algorithm, m.zeta), []).append(m)
-    header = ["data", "partition", "method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
-    rows, doubts = [], False
-    for members in groups.values():
-        first = members[0]
-        printed = paper.sharpness(first.dataset, first.partition, first.algorithm, first.man)
+        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.algorithm, m.zeta), []).append(m)
+    return [_table(*key, list(members.values())) for key, members in groups.items()]
+
+
+def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -> Table:
+    header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
+    rows, doubts, tones = [], False, {}
+    for members in groups:
+        printed = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
         doubtful = printed is not None and bool(printed.doubt)
         doubts |= doubtful
-        row = [first.dataset, first.partition, first.method]
+        row = [members[0].method]
         for name, digits in (("top", 2), ("trace", 0)):
             values = [m.figure(name) for m in members if not math.isnan(m.figure(name))]
             theirs = getattr(printed, name) if printed else None
-            star = "*" if doubtful else ""
+            tones[len(rows), len(row) + 1] = "quiet"
             row += [
                 _rounded(values, digits),
-                f"{theirs:.{digits}f}{star}" if theirs is not None else NOTHING,
+                f"{theirs:.{digits}f}{'*' if doubtful else ''}" if theirs is not None else NOTHING,
                 f"{np.mean(values) / theirs:.2f}" if theirs and values and not doubtful else NOTHING,
             ]
         rows.append([*row, str(len(members))])
-    note = "Hessian of the mean cross-entropy on all training samples at the mean of all clients' models."
-    if doubts:
-        note += " * The paper's row is a copy of another one (FedASAM repeats FedAvg, FedDC has one column twice)."
-    return Table("hessian", "Largest eigenvalue and trace of the Hessian", header, rows, note, 3) if rows else None
+    note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
+    title = f"{paper.title(dataset)}, {paper.partition_title(partition)}: the Hessian"
+    return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note, tones=tones)
+
+
+def layers(measured: Sequence[Measured]) -> Table | None:
+    """Each layer's own block beside the norm of what it is fed: the paper's mechanism, layer by layer."""
+    rows = []
+    for m in measured:
+        for name, block in m.entries.get("layers", {}).get("blocks", {}).items():
+            figures = [block.get("top"), block.get("trace", {}).get("value"), block.get("input_norm")]
+            shown = [NOTHING if value is None else f"{value:.4g}" for value in figures]
+            rows.append([m.partition, m.method, str(m.seed), name, *shown])
+    header = ["partition", "method", "seed", "layer", "λ_max", "trace", "input norm"]
+    return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4) if rows else None
 
 
 def drops(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
@@ -127,6 +143,9 @@ def _spectrum(stem: str, where: str, members: Sequence[Measured]) -> Picture:
         axes.plot(ranks, values, label=m.method, **_stroke(m))
         lines.append(line(m.method, m.algorithm, m.man, ranks, values, 4))
     axes.set(title=where, xlabel="rank", ylabel="eigenvalue", yscale="log", xlim=(1, None))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
     title = f"{where}: the largest eigenvalues of the Hessian"
     return finish(f"{stem}-top-eigenvalues", title, figure, {"lines": lines, "x": "rank"})
@@ -135,19 +154,24 @@ def _spectrum(stem: str, where: str, members: Sequence[Measured]) -> Picture:
 def _density(stem: str, where: str, members: Sequence[Measured]) -> Picture:
     """The smoothed density of all eigenvalues."""
     figure, axes = panel(6.2, 3.4)
-    lines, largest = [], 0.0
-    for m in members:
-        entry = m.entries["density"]
-        nodes, weights = ([torch.tensor(row, dtype=torch.float64) for row in entry[k]] for k in ("nodes", "weights"))
-        curve = Density(nodes, weights, 0).curve(points=600)
-        grid, mean = curve.grid.numpy(), np.maximum(curve.mean.numpy(), FLOOR)
-        axes.plot(grid, mean, label=m.method, **_stroke(m, 0.9))
-        lines.append(line(m.method, m.algorithm, m.man, grid, mean, 3))
-        largest = max(largest, float(grid.max()))
+    lines = []
+    found = [(m, _quadrature(m.entries["density"])) for m in members]
+    low, high = min(d.span[0] for _, d in found), max(d.span[1] for _, d in found)
+    sigma = SMOOTH * max(high, -low) or 1.0
+    grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 600, dtype=torch.float64)
+    for m, quadrature in found:
+        mean = np.maximum(quadrature.curve(sigma, grid=grid).mean.numpy(), FLOOR)
+        axes.plot(grid.numpy(), mean, label=m.method, **_stroke(m, 1.1))
+        lines.append(line(m.method, m.algorithm, m.man, grid.numpy(), mean, 3))
     axes.set(title=where, xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
     title = f"{where}: density of the Hessian's eigenvalues"
     return finish(f"{stem}-density", title, figure, {"lines": lines, "x": "eigenvalue"})
+
+
+def _quadrature(entry: dict[str, Any]) -> Density:
+    nodes, weights = ([torch.tensor(row, dtype=torch.float64) for row in entry[key]] for key in ("nodes", "weights"))
+    return Density(nodes, weights, 0)
 
 
 def _landscapes(stem: str, where: str, members: Sequence[Measured]) -> list[Picture]:
@@ -168,7 +192,9 @@ def _landscapes(stem: str, where: str, members: Sequence[Measured]) -> list[Pict
     return made
 
 
-def _landscape(kind: str, stem: str, title: str, m: Measured, plane: tuple[Any, Any, Any], levels: np.ndarray) -> Picture:
+def _landscape(
+    kind: str, stem: str, title: str, m: Measured, plane: tuple[Any, Any, Any], levels: np.ndarray
+) -> Picture:
     name = f"{stem}-{m.algorithm}-{'man' if m.man else 'plain'}-{kind}"
     if kind == "map":
         figure, axes = panel(4.1, 3.6)
@@ -179,7 +205,9 @@ def _landscape(kind: str, stem: str, title: str, m: Measured, plane: tuple[Any, 
         axes.grid(visible=False)
         values = [[round(float(v), 3) for v in row] for row in plane[2].T]
         ends = [float(plane[0].min()), float(plane[0].max())]
-        return finish(name, f"{title}: map of the loss", figure, {"grid": values, "rows": ends, "columns": ends, "value": "loss"})
+        return finish(
+            name, f"{title}: map of the loss", figure, {"grid": values, "rows": ends, "columns": ends, "value": "loss"}
+        )
     figure, axes = panel(4.1, 3.6, projection="3d")
     axes.set_position((0.0, 0.0, 0.94, 0.94))
     axes.plot_surface(*plane, cmap="viridis", vmin=levels[0], vmax=levels[-1], rcount=41, ccount=41, rasterized=True,

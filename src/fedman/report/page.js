@@ -18,15 +18,19 @@
   // Buttons hide the curves of one algorithm, or all plain ones, or all with MAN, in their group of pictures.
   for (const buttons of document.querySelectorAll(".buttons")) {
     const group = buttons.closest(".group");
-    buttons.addEventListener("click", (event) => {
-      const button = event.target.closest("button");
-      if (!button) return;
-      button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+    const apply = () => {
       const off = [...buttons.querySelectorAll('[aria-pressed="false"]')].map((b) => b.dataset.toggle);
       for (const curve of group.querySelectorAll("[data-series]")) {
         curve.toggleAttribute("data-hidden", curve.dataset.series.split(" ").some((word) => off.includes(word)));
       }
+    };
+    buttons.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+      apply();
     });
+    apply();
   }
 
   // A pointer, or the arrow keys, shows the values below it.

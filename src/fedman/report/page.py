@@ -28,6 +28,7 @@ class Group:
     pictures: Sequence[Picture] = ()
     columns: int = 3
     buttons: Sequence[tuple[str, str]] = ()
+    off: Sequence[str] = ()  # buttons that start unpressed
     cards: Sequence[dict[str, Any]] = ()
     note: str = ""
     files: str = ""
@@ -40,7 +41,7 @@ class Section:
 
     id: str
     title: str
-    words: Sequence[str] = ()
+    briefs: Sequence[tuple[str, Sequence[str]]] = ()  # headings with a few sentences each
     points: Sequence[str] = ()
     groups: Sequence[Group] = ()
     folded: Sequence[Table] = ()
@@ -106,9 +107,10 @@ def render(report: Report, folder: str) -> str:
 
 
 def _summary(boards: Sequence[Board], measured: Sequence[hessian.Measured], notes: Sequence[str]) -> Section:
-    said = [" ".join(words.about(board)) for board in boards]
+    briefs = [(board.title, words.about(board)) for board in boards]
     flat = words.flatness(measured)
-    return Section("summary", "Summary", [*said, " ".join(flat)] if flat else said, [*words.missing(boards, measured), *notes])
+    briefs += [("Flatness", flat)] if flat else []
+    return Section("summary", "Summary", briefs, [*words.missing(boards, measured), *notes])
 
 
 def _board(board: Board) -> Section:
@@ -126,7 +128,7 @@ def _board(board: Board) -> Section:
         Group(
             "Accuracy",
             cards=[_card(board, partition) for partition in board.partitions],
-            note=tables.headline(board).note,
+            note=f"Mean ± standard deviation, {tables.seeds(board)}, ζ = {board.zeta:g}. {tables.legend(board)}",
             files=tables.accuracy(board).name,
         ),
     ]
@@ -179,24 +181,33 @@ def _studies(boards: Sequence[Board]) -> Section | None:
 
 
 def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
-    table = hessian.table(measured)
-    if table is None:
+    found = hessian.tables(measured)
+    if not found:
         return None
     made = hessian.pictures(measured)
     names = [(a, method_title(a, False)) for a in sorted({m.algorithm for m in measured}, key=method_order)]
-    groups = [Group(tables=[table])]
+    shown = ("fedavg", "fedsam")  # the paper's choice; the others by their buttons
+    off = [a for a, _ in names if a not in shown] if {a for a, _ in names} >= set(shown) else []
+    text = "Of the mean cross-entropy on all training samples, at the mean of all clients' last models."
+    groups = [Group("Largest eigenvalue and trace of the Hessian", text, tables=found)]
     if made["spectrum"]:
-        groups.append(Group("The largest eigenvalues", "", made["spectrum"], 2, names))
+        groups.append(Group("The largest eigenvalues", "", made["spectrum"], 2, names, off))
     if made["density"]:
-        groups.append(Group("Density of all eigenvalues", "Stochastic Lanczos quadrature.", made["density"], 2, names))
+        text = f"Stochastic Lanczos quadrature, smoothed over {100 * hessian.SMOOTH:g} % of the largest eigenvalue."
+        groups.append(Group("Density of all eigenvalues", text, made["density"], 2, names, off))
     if made["landscape"]:
         text = "Training loss around the models along two directions, on one scale for all."
         groups.append(Group("Loss landscapes", text, made["landscape"], 2))
-    return Section("flatness", "Flatness", groups=groups)
+    blocks = hessian.layers(measured)
+    return Section("flatness", "Flatness", groups=groups, folded=[blocks] if blocks else [])
 
 
 def _cost(boards: Sequence[Board], everything: Sequence[Series], costs: Sequence[dict[str, Any]]) -> Section | None:
-    counted = {t.name: t for board in boards if (t := cost.formula(board.dataset)) is not None}
-    made = [t for t in (cost.measured(costs), cost.runs(everything)) if t is not None]
-    shown = [*counted.values(), *made]
-    return Section("cost", "Cost", groups=[Group(tables=shown)]) if shown else None
+    counted: dict[str, Table] = {}
+    for board in boards:
+        if (table := cost.formula(board.dataset)) is not None:
+            counted.setdefault(table.name, table)
+    shown = [t for t in (cost.measured(costs), *counted.values()) if t is not None]
+    times = cost.runs(everything)
+    folded = [times] if times else []
+    return Section("cost", "Cost", groups=[Group(tables=shown)], folded=folded) if shown or folded else None

@@ -19,8 +19,8 @@ table of counts needs no more than that; so does iid where it is by class, or a 
 
 
 def pictures(board: Board) -> list[Picture]:
-    """A picture for each partition of a board whose labels are known."""
-    made = []
+    """A picture for each partition of a board whose labels are known, on one scale."""
+    found = []
     for name in board.partitions:
         config = board.of(name)[0].series.runs[0]["config"]
         labels, classes = _labels(config)
@@ -29,9 +29,10 @@ def pictures(board: Board) -> list[Picture]:
             parts = partition.split(
                 labels, name, config["clients"], classes=classes, dataset=config["dataset"], **options
             )
-            counts = partition.table(labels, parts, classes)
-            made.append(draw(board.dataset, name, counts, partition.heterogeneity(labels, parts, classes)))
-    return made
+            facts = partition.heterogeneity(labels, parts, classes)
+            found.append((name, partition.table(labels, parts, classes), facts))
+    most = max((int(counts.max()) for _, counts, _ in found), default=0)
+    return [draw(board.dataset, name, counts, facts, most) for name, counts, facts in found]
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[np.ndarray | None, int]:

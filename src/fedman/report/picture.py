@@ -26,15 +26,17 @@ METHOD = {
     "fedprox": "#8a6d3b",
     "scaffold": "#5a6472",
 }
-VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"} | {c: f"--{m}" for m, c in METHOD.items()}
+VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"} | {
+    c: f"--{m}" for m, c in METHOD.items()
+}
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedman",
-    "font.size": 8.5,
+    "font.size": 9,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.titlecolor": INK,
-    "axes.titlesize": 9.5,
+    "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.linewidth": 0.6,
@@ -52,7 +54,7 @@ STYLE: dict[str, Any] = {
     "ytick.major.size": 0,
     "text.color": INK,
     "legend.frameon": False,
-    "legend.fontsize": 7.5,
+    "legend.fontsize": 8,
 }
 
 
@@ -76,7 +78,7 @@ def colour(algorithm: str) -> str:
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
     """A figure with one pair of axes in a fixed place, in inches."""
     figure = Figure(figsize=(width, height))
-    left, right, top, bottom = 0.5, 0.12, 0.32, 0.42
+    left, right, top, bottom = 0.5, 0.1, 0.3, 0.44
     place = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
     return figure, figure.add_axes(place, **options)
 
@@ -91,7 +93,9 @@ def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None =
         width, height = (72 * side for side in figure.get_size_inches())
         box = axes.get_position()
         hover = hover | {
-            "box": [round(v, 2) for v in (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)],
+            "box": [
+                round(v, 2) for v in (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
+            ],
             "xlim": list(axes.get_xlim()),
             "ylim": list(axes.get_ylim()),
             "xlog": axes.get_xscale() == "log",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedman.report import paper
-from fedman.report.compare import MARKS, Board, Cell, swapped
+from fedman.report.compare import BELOW, MARKS, STD, Board, Cell, swapped
 from fedman.report.paper import Target
 from fedman.report.series import Series
 from fedman.tables import comma_separated, markdown, mean_std
@@ -25,6 +25,7 @@ class Table:
     rows: list[list[str]]
     note: str = ""
     words: int = 1  # the first so many columns are words, the others figures
+    tones: dict[tuple[int, int], str] = field(default_factory=dict)  # marks of cells by row and column
 
     def markdown(self) -> str:
         return f"**{self.title}**\n\n{markdown(self.header, self.rows)}" + (f"\n{self.note}\n" if self.note else "")
@@ -67,22 +68,25 @@ def headline(board: Board) -> Table:
                 text += f" ({printed(cell.target)}) {MARKS[cell.mark][0]}"
             row.append(text)
         rows.append(row)
-    signs = ", ".join(f"{sign} {words}" for sign, words in MARKS.values() if sign)
-    low, high = board.seeds
-    seeds = f"{low} seed{'s' if low > 1 else ''}" if low == high else f"{low} to {high} seeds"
-    note = f"{seeds}, ζ = {board.zeta:g}" + (f"; the paper's in brackets; {signs}." if board.printed else ".")
+    brackets = "; the paper's in brackets" if board.printed else ""
+    note = f"{seeds(board)}, ζ = {board.zeta:g}{brackets}. {legend(board)}".strip()
     return Table(f"{slug(board.dataset)}-headline", f"{board.title}, accuracy in %", header, rows, note)
 
 
 def gains(board: Board) -> Table:
-    """What MAN adds to each algorithm on each partition."""
-    header = ["partition", "algorithm", "plain", "with MAN", "gain", *(["paper's gain"] if board.printed else [])]
-    rows = []
-    for pair in board.pairs:
-        plain, man = pair.plain.series, pair.man.series
-        row = [plain.partition, plain.method, mean_std(plain.accuracies), mean_std(man.accuracies), points(pair.gain)]
-        rows.append([*row, points(pair.printed_gain)] if board.printed else row)
-    return Table(f"{slug(board.dataset)}-gain", f"{board.title}: what MAN adds", header, rows, words=2)
+    """What MAN adds to each algorithm, a column a partition."""
+    pairs = {(pair.plain.series.method, pair.plain.series.partition): pair for pair in board.pairs}
+    header, rows = ["algorithm"], []
+    for part in board.partitions:
+        header += [paper.partition_title(part), *(["paper"] if board.printed else [])]
+    for method in dict.fromkeys(method for method, _ in pairs):
+        row = [method]
+        for part in board.partitions:
+            pair = pairs.get((method, part))
+            row.append(points(pair.gain if pair else None))
+            row += [points(pair.printed_gain if pair else None)] if board.printed else []
+        rows.append(row)
+    return Table(f"{slug(board.dataset)}-gain", f"{board.title}: points that MAN adds", header, rows)
 
 
 def rounds(board: Board) -> Table | None:
@@ -90,39 +94,45 @@ def rounds(board: Board) -> Table | None:
     goal = next((cell.series.target for cell in board.cells), None)
     if goal is None:
         return None
-    parts = board.partitions
-    header = ["method"]
-    for part in parts:
+    header, rows, tones = ["method"], [], {}
+    for part in board.partitions:
         header += [paper.partition_title(part), *(["paper", "ratio"] if board.printed else [])]
     cells = {(c.series.method, c.series.partition): c for c in board.cells}
-    rows = []
     for method in dict.fromkeys(method for method, _ in cells):
         row = [method]
-        for part in parts:
+        for part in board.partitions:
             cell = cells.get((method, part))
             row.append(reached(cell.series) if cell else NOTHING)
             if board.printed:
                 ratio = cell.rounds_ratio if cell else None
                 row += [printed_rounds(cell) if cell else NOTHING, NOTHING if ratio is None else f"{ratio:.2f}"]
+                tones[len(rows), len(row) - 2] = "quiet"
+            if cell and cell.rounds_agree is not None:
+                tones[len(rows), len(row) - 1] = STD if cell.rounds_agree else BELOW
         rows.append(row)
     note = "Median over seeds of the first round in which the mean of all clients reaches the target."
-    return Table(f"{slug(board.dataset)}-rounds", f"{board.title}: rounds to {goal:g} %", header, rows, note)
+    if board.printed:
+        note += " Green: at most 20 % more than in the paper."
+    return Table(
+        f"{slug(board.dataset)}-rounds", f"{board.title}: rounds to {goal:g} %", header, rows, note, tones=tones
+    )
 
 
 def readings(board: Board) -> Table:
     """CIFAR-10 beside both readings of the paper's columns."""
     header = ["partition", "method", "accuracy %", "as printed", "difference", "headers swapped", "difference"]
-    rows = []
+    rows, tones = [], {}
     for cell in board.cells:
         other = Cell(cell.series, swapped(cell))
         words = [cell.series.partition, cell.series.method, mean_std(cell.series.accuracies)]
         figures = [text for c in (cell, other) for text in (printed(c.target), points(c.difference))]
+        tones |= {(len(rows), 4): cell.mark, (len(rows), 6): other.mark}
         rows.append([*words, *figures])
     note = (
         "In all twelve rows of the paper's table the column headed δ = 0.6 is lower than the one headed δ = 0.3, "
         "although it is the easier split: the two headers have probably changed places."
     )
-    return Table(f"{slug(board.dataset)}-readings", f"{board.title}: both readings", header, rows, note, 2)
+    return Table(f"{slug(board.dataset)}-readings", f"{board.title}: both readings", header, rows, note, 2, tones)
 
 
 def sensitivity(board: Board) -> Table | None:
@@ -134,7 +144,11 @@ def sensitivity(board: Board) -> Table | None:
     ]
     goal = next((cell.series.target for cell in board.cells), None)
     header = ["partition", "method", "ζ", "accuracy %", "seeds", f"rounds to {goal:g} %" if goal else "rounds"]
-    return Table(f"{slug(board.dataset)}-zeta", f"{board.title}: how much ζ matters", header, rows, words=2) if rows else None
+    return (
+        Table(f"{slug(board.dataset)}-zeta", f"{board.title}: how much ζ matters", header, rows, words=2)
+        if rows
+        else None
+    )
 
 
 def variants(board: Board) -> Table | None:
@@ -166,6 +180,17 @@ def every_run(everything: Sequence[Series]) -> Table:
                  _text(run.get("precision")), _text(run.get("device")), _text(run.get("version"))]
             )  # fmt: skip
     return Table("runs", "All runs", header, rows, words=3)
+
+
+def seeds(board: Board) -> str:
+    """How many seeds its cells have."""
+    low, high = board.seeds
+    return ("one seed" if low == 1 else f"{low} seeds") if low == high else f"{low} to {high} seeds"
+
+
+def legend(board: Board) -> str:
+    """What the marks mean."""
+    return ", ".join(f"{sign} {words}" for sign, words in MARKS.values() if sign) + "." if board.printed else ""
 
 
 def printed(target: Target | None) -> str:

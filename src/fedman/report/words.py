@@ -13,7 +13,7 @@ from fedman.report import paper
 from fedman.report.compare import ABOVE, BELOW, POINT, STD, Board, Cell, Pair
 from fedman.report.hessian import Measured, drops
 from fedman.report.series import Series, method_title
-from fedman.report.tables import points
+from fedman.report.tables import points, seeds
 
 TABLES = ("cifar100", "tiny-imagenet", "cifar10")
 
@@ -45,7 +45,11 @@ def flatness(measured: Sequence[Measured]) -> list[str]:
         falls = [1 - man / plain for plain, man in pairs if plain > 0 and not math.isnan(man)]
         if falls:
             lower = sum(fall > 0 for fall in falls)
-            change = f"by {100 * min(falls):.0f} to {100 * max(falls):.0f} %" if len(falls) > 1 else f"by {100 * falls[0]:.0f} %"
+            change = (
+                f"by {100 * min(falls):.0f} to {100 * max(falls):.0f} %"
+                if len(falls) > 1
+                else f"by {100 * falls[0]:.0f} %"
+            )
             said.append(f"MAN lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change}).")
     return said
 
@@ -99,11 +103,9 @@ def _all(board: Board) -> list[Series]:
 
 def _measured(board: Board) -> str:
     if not board.cells:
-        return f"{board.title}: no run in the usual setting."
-    low, high = board.seeds
-    seeds = ("one seed" if low == 1 else f"{low} seeds") if low == high else f"{low} to {high} seeds"
+        return "No run in the usual setting."
     cells = "cell" if len(board.cells) == 1 else "cells"
-    text = f"{board.title}: {len(board.cells)} {cells}, {seeds} each."
+    text = f"{len(board.cells)} {cells}, {seeds(board)} each, ζ = {board.zeta:g}."
     diverged = [cell.series.method for cell in board.cells if math.isnan(cell.series.mean)]
     return f"{text} Diverged: {', '.join(diverged)}." if diverged else text
 
@@ -139,7 +141,9 @@ def _agreement(compared: Sequence[Cell]) -> str:
     worst = min(known, key=lambda c: c.difference or 0) if known else None
     if worst is not None and (worst.difference or 0) < 0:
         s = worst.series
-        text += f" The largest shortfall is {points(worst.difference)} ({s.method}, {paper.partition_title(s.partition)})."
+        text += (
+            f" The largest shortfall is {points(worst.difference)} ({s.method}, {paper.partition_title(s.partition)})."
+        )
     return text
 
 
