@@ -30,8 +30,8 @@ def layers(model: nn.Module, shape: Sequence[int]) -> list[Layer]:
     found: list[Layer] = []
 
     def count(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            fan_in = math.prod(module.weight.shape[1:])  # type: ignore[union-attr, operator]
+        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            fan_in = math.prod(module.weight.shape[1:])
             found.append(Layer(name, output[0].numel() * fan_in, output[0].numel()))
 
         return hook

@@ -58,9 +58,7 @@ def _way(axes: Any, row: int, cells: dict[bool, Cell], algorithm: str) -> list[l
     tone = colour(algorithm)
     for values, y, shade, size in ((ours, row - 0.1 * bool(theirs), tone, 5.5), (theirs, row + 0.22, MUTED, 3)):
         if len(values) == 2:
-            axes.plot(
-                list(values.values()), [y, y], color=shade, linewidth=size / 3.2, solid_capstyle="butt", alpha=0.55
-            )
+            axes.plot(list(values.values()), [y, y], color=shade, linewidth=size / 3.2, alpha=0.55)
         for man, value in values.items():
             fill = shade if man else PAPER
             axes.plot(value, y, "o", markersize=size, markerfacecolor=fill, markeredgecolor=shade, markeredgewidth=1.1)
@@ -70,7 +68,7 @@ def _way(axes: Any, row: int, cells: dict[bool, Cell], algorithm: str) -> list[l
 
 
 def convergence(board: Board) -> list[list[Picture]]:
-    """Rows of panels: a family of algorithms each, a panel a partition; mean over seeds, band from lowest to highest."""
+    """A row of panels for each family of algorithms, a panel a partition: mean over seeds, band from low to high."""
     present = [c.series for c in board.cells if c.series.curve is not None]
     names = {s.algorithm for s in present}
     families = [[a for a in family if a in names] for family in FAMILIES] if len(names) > 3 else []
@@ -112,18 +110,17 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc="lower right").set_gid("legend")
     title = f"{board.title}, {paper.partition_title(partition)}: accuracy over the rounds"
-    return finish(
-        f"{slug(board.dataset)}-{slug(partition)}-curves-{number}", title, figure, {"lines": lines, "x": "round"}
-    )
+    name = f"{slug(board.dataset)}-{slug(partition)}-curves-{number}"
+    return finish(name, title, figure, {"lines": lines, "x": "round"})
 
 
 def sensitivity(board: Board) -> list[Picture]:
     """Accuracy against ζ; the plain algorithm as a dashed line, the paper's value and its claimed range as shades."""
     pictures = []
-    for line in board.zeta_series():
+    for study in board.zeta_series():
         figure, axes = panel(6.2, 3.1)
-        first, tone = line[0], colour(line[0].algorithm)
-        with_man, plain = [s for s in line if s.man], [s for s in line if not s.man]
+        first, tone = study[0], colour(study[0].algorithm)
+        with_man, plain = [s for s in study if s.man], [s for s in study if not s.man]
         zetas, means = [s.zeta for s in with_man], [s.mean for s in with_man]
         axes.set_xscale("log")
         target = paper.target(first.dataset, first.partition, first.algorithm, True)
@@ -135,8 +132,8 @@ def sensitivity(board: Board) -> list[Picture]:
                       label=with_man[0].method)  # fmt: skip
         for s in plain:
             axes.axhline(s.mean, color=tone, linewidth=1.1, linestyle=(0, (4, 2)), label=s.method)
-        axes.set(title=f"{board.title}, {paper.partition_title(first.partition)}", xlabel="ζ", ylabel="test accuracy, %",
-                 xticks=zetas)  # fmt: skip
+        where = f"{board.title}, {paper.partition_title(first.partition)}"
+        axes.set(title=where, xlabel="ζ", ylabel="test accuracy, %", xticks=zetas)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")

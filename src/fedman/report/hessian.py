@@ -54,10 +54,9 @@ def read(records: Sequence[dict[str, Any]]) -> list[Measured]:
     """The models `all` of these flatness records, in the paper's order."""
     found = []
     for record in records:
-        run = record["run"]
-        keys = [run[key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")]
+        run = {key: record["run"][key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
         if MODEL in record["models"]:
-            found.append(Measured(*keys, entries=record["models"][MODEL]))
+            found.append(Measured(entries=record["models"][MODEL], **run))
     return sorted(found, key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.zeta, m.seed))
 
 
@@ -71,7 +70,9 @@ def tables(measured: Sequence[Measured]) -> list[Table]:
 
 def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
-    rows, doubts, tones = [], False, {}
+    rows: list[list[str]] = []
+    tones: dict[tuple[int, int], str] = {}
+    doubts = False
     for members in groups:
         printed = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
         doubtful = printed is not None and bool(printed.doubt)
@@ -205,9 +206,8 @@ def _landscape(
         axes.grid(visible=False)
         values = [[round(float(v), 3) for v in row] for row in plane[2].T]
         ends = [float(plane[0].min()), float(plane[0].max())]
-        return finish(
-            name, f"{title}: map of the loss", figure, {"grid": values, "rows": ends, "columns": ends, "value": "loss"}
-        )
+        hover = {"grid": values, "rows": ends, "columns": ends, "value": "loss"}
+        return finish(name, f"{title}: map of the loss", figure, hover)
     figure, axes = panel(4.1, 3.6, projection="3d")
     axes.set_position((0.0, 0.0, 0.94, 0.94))
     axes.plot_surface(*plane, cmap="viridis", vmin=levels[0], vmax=levels[-1], rcount=41, ccount=41, rasterized=True,

@@ -134,7 +134,7 @@ def _board(board: Board) -> Section:
     ]
     panels = [picture for row in curves.convergence(board) for picture in row]
     if panels:
-        text = "Test accuracy of the mean of all clients' last models: mean over seeds, shaded from the lowest to the highest."
+        text = "Test accuracy of the mean of all clients' last models; mean over seeds, shaded from lowest to highest."
         goal = board.cells[0].series.target
         text += f" Dotted: the target of {goal:g} %." if goal else ""
         groups.append(Group("Convergence", text, panels, min(parts, 3), names))

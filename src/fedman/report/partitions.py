@@ -15,7 +15,7 @@ from fedman.report.picture import Picture
 
 EVEN = ("cifar10", "cifar100", "tiny-imagenet")
 """Data sets with as many training samples of every class. A Dirichlet split draws from pools of a class, so that its
-table of counts needs no more than that; so does iid where it is by class, or a permutation of samples sorted by class."""
+table of counts needs no more than that; so does iid by class, and a permutation of samples that are sorted by class."""
 
 
 def pictures(board: Board) -> list[Picture]:

@@ -1,4 +1,4 @@
-"""A picture three ways: PNG and SVG for a file, and SVG whose colours are the page's, so that it is dark when the page is.
+"""A picture three ways: PNG and SVG for files, and SVG in the page's colours, so that it is dark when the page is.
 
 matplotlib draws everything, once. On the page its fixed colours become CSS variables, its groups get names that buttons
 can hide, and the place of the axes is handed on so that a pointer can be turned into a value.
@@ -6,6 +6,7 @@ can hide, and the place of the axes is handed on so that a pointer can be turned
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
@@ -26,9 +27,8 @@ METHOD = {
     "fedprox": "#8a6d3b",
     "scaffold": "#5a6472",
 }
-VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"} | {
-    c: f"--{m}" for m, c in METHOD.items()
-}
+VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"}
+VARIABLES |= {tone: f"--{method}" for method, tone in METHOD.items()}
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedman",
@@ -91,11 +91,10 @@ def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None =
     if hover is not None:
         axes = figure.axes[0]
         width, height = (72 * side for side in figure.get_size_inches())
-        box = axes.get_position()
+        place = axes.get_position()
+        box = place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height
         hover = hover | {
-            "box": [
-                round(v, 2) for v in (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
-            ],
+            "box": [round(v, 2) for v in box],
             "xlim": list(axes.get_xlim()),
             "ylim": list(axes.get_ylim()),
             "xlog": axes.get_xscale() == "log",
@@ -107,15 +106,16 @@ def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None =
 
 def styled() -> Any:
     """The context in which pictures are drawn."""
-    return rc_context(STYLE)
+    return rc_context(STYLE)  # type: ignore[arg-type]
 
 
 def _inline(name: str, title: str, svg: str) -> str:
     """The <svg> element alone: colours by variable, ids of its own, groups named for the buttons, no needless digit."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{_escaped(title)}">',
-                 svg, count=1, flags=re.DOTALL)  # fmt: skip
+    box = re.search(r'viewBox="[^"]*"', svg)
+    head = f'<svg {box[0] if box else ""} role="img" aria-label="{html.escape(title)}">'
+    svg = head + svg[svg.index(">") + 1 :]
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0], svg)
     svg = re.sub(r"font-family: [^;]*; ", "", svg)
     svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", svg)
@@ -125,7 +125,3 @@ def _inline(name: str, title: str, svg: str) -> str:
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'url\(#|xlink:href="#', lambda m: f"{m[0].removeprefix('xlink:')}{name}-", svg)
     return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><").strip()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;").replace("\\", "\\\\")

@@ -92,8 +92,9 @@ def _flatness(path: Path) -> dict[str, Any]:
 def _costs(path: Path) -> list[dict[str, Any]]:
     """Step times that benchmarks/man_cost.py wrote."""
     steps = _read_json(path).get("steps")
-    fields = {"where": str, "model": str, "kind": str, "ms": (int, float), "ratio": (int, float)}
-    for entry in steps if isinstance(steps, list) else [None]:
+    fields: dict[str, Any] = {"where": str, "model": str, "kind": str, "ms": (int, float), "ratio": (int, float)}
+    steps = steps if isinstance(steps, list) else [None]
+    for entry in steps:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(k), t) for k, t in fields.items()):
             raise UserError(f"{path}: steps must be a list of objects with {', '.join(fields)}")
     return steps

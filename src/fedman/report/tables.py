@@ -94,7 +94,9 @@ def rounds(board: Board) -> Table | None:
     goal = next((cell.series.target for cell in board.cells), None)
     if goal is None:
         return None
-    header, rows, tones = ["method"], [], {}
+    header = ["method"]
+    rows: list[list[str]] = []
+    tones: dict[tuple[int, int], str] = {}
     for part in board.partitions:
         header += [paper.partition_title(part), *(["paper", "ratio"] if board.printed else [])]
     cells = {(c.series.method, c.series.partition): c for c in board.cells}
@@ -113,15 +115,15 @@ def rounds(board: Board) -> Table | None:
     note = "Median over seeds of the first round in which the mean of all clients reaches the target."
     if board.printed:
         note += " Green: at most 20 % more than in the paper."
-    return Table(
-        f"{slug(board.dataset)}-rounds", f"{board.title}: rounds to {goal:g} %", header, rows, note, tones=tones
-    )
+    title = f"{board.title}: rounds to {goal:g} %"
+    return Table(f"{slug(board.dataset)}-rounds", title, header, rows, note, tones=tones)
 
 
 def readings(board: Board) -> Table:
     """CIFAR-10 beside both readings of the paper's columns."""
     header = ["partition", "method", "accuracy %", "as printed", "difference", "headers swapped", "difference"]
-    rows, tones = [], {}
+    rows: list[list[str]] = []
+    tones: dict[tuple[int, int], str] = {}
     for cell in board.cells:
         other = Cell(cell.series, swapped(cell))
         words = [cell.series.partition, cell.series.method, mean_std(cell.series.accuracies)]
@@ -144,11 +146,8 @@ def sensitivity(board: Board) -> Table | None:
     ]
     goal = next((cell.series.target for cell in board.cells), None)
     header = ["partition", "method", "ζ", "accuracy %", "seeds", f"rounds to {goal:g} %" if goal else "rounds"]
-    return (
-        Table(f"{slug(board.dataset)}-zeta", f"{board.title}: how much ζ matters", header, rows, words=2)
-        if rows
-        else None
-    )
+    title = f"{board.title}: accuracy against ζ"
+    return Table(f"{slug(board.dataset)}-zeta", title, header, rows, words=2) if rows else None
 
 
 def variants(board: Board) -> Table | None:
@@ -168,8 +167,8 @@ def variants(board: Board) -> Table | None:
 
 def every_run(everything: Sequence[Series]) -> Table:
     """All runs, one a line."""
-    header = ["data", "partition", "method", "ζ", "departs by", "seed", "accuracy %", "rounds to target", "s", "precision",
-              "device", "version"]  # fmt: skip
+    header = ["data", "partition", "method", "ζ", "departs by", "seed", "accuracy %", "rounds to target", "s",
+              "precision", "device", "version"]  # fmt: skip
     rows = []
     for s in everything:
         for run, value in zip(s.runs, s.accuracies, strict=True):
@@ -205,9 +204,9 @@ def printed_rounds(cell: Cell) -> str:
     return str(cell.target.rounds or "500+")
 
 
-def points(value: float | None) -> str:
+def points(value: float | None, digits: int = 2) -> str:
     """A difference in points, with its sign."""
-    return NOTHING if value is None or math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+    return NOTHING if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def reached(s: Series) -> str:

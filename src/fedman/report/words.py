@@ -45,12 +45,8 @@ def flatness(measured: Sequence[Measured]) -> list[str]:
         falls = [1 - man / plain for plain, man in pairs if plain > 0 and not math.isnan(man)]
         if falls:
             lower = sum(fall > 0 for fall in falls)
-            change = (
-                f"by {100 * min(falls):.0f} to {100 * max(falls):.0f} %"
-                if len(falls) > 1
-                else f"by {100 * falls[0]:.0f} %"
-            )
-            said.append(f"MAN lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change}).")
+            change = " to ".join(dict.fromkeys(points(-100 * fall, 0) for fall in (min(falls), max(falls))))
+            said.append(f"MAN lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change} %).")
     return said
 
 
@@ -134,16 +130,14 @@ def _where(pair: Pair) -> str:
 def _agreement(compared: Sequence[Cell]) -> str:
     marks = Counter(cell.mark for cell in compared)
     text = (
-        f"Of {len(compared)} means {marks[STD]} lie within the paper's standard deviation, {marks[POINT]} more within a "
-        f"point of its mean, {marks[ABOVE]} above that and {marks[BELOW]} below."
+        f"Of {len(compared)} means {marks[STD]} lie within the paper's standard deviation, {marks[POINT]} more within "
+        f"a point of its mean, {marks[ABOVE]} above that and {marks[BELOW]} below."
     )
     known = [cell for cell in compared if cell.difference is not None]
     worst = min(known, key=lambda c: c.difference or 0) if known else None
     if worst is not None and (worst.difference or 0) < 0:
-        s = worst.series
-        text += (
-            f" The largest shortfall is {points(worst.difference)} ({s.method}, {paper.partition_title(s.partition)})."
-        )
+        where = f"{worst.series.method}, {paper.partition_title(worst.series.partition)}"
+        text += f" The largest shortfall is {points(worst.difference)} ({where})."
     return text
 
 
