@@ -90,7 +90,7 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
     for s in members:
         curve, tone = s.curve, colour(s.algorithm)
         assert curve is not None
-        gid = f"series:{s.algorithm}:{'man' if s.man else 'plain'}"
+        gid = group_id(s.algorithm, s.man)
         style: dict[str, Any] = {"linewidth": 1.5} if s.man else {"linewidth": 1.1, "linestyle": (0, (4, 2))}
         axes.plot(curve.rounds, curve.mean, color=tone, label=s.method, gid=gid, **style)
         if len(s.runs) > 1:
@@ -138,7 +138,7 @@ def sensitivity(board: Board) -> list[Picture]:
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")
         points = [[z, m, f"ζ = {z:g}: {m:.2f} %"] for z, m in zip(zetas, means, strict=True)]
-        name = f"{slug(board.dataset)}-{slug(first.partition)}-{first.algorithm}-zeta"
+        name = f"{slug(board.dataset)}-{slug(first.partition)}-{slug(first.algorithm)}-zeta"
         pictures.append(finish(name, f"{board.title}: accuracy against ζ", figure, {"points": points}))
     return pictures
 
@@ -165,6 +165,11 @@ def partition(dataset: str, name: str, counts: np.ndarray, facts: dict[str, floa
 
 def line(label: str, algorithm: str, man: bool, x: np.ndarray, y: np.ndarray, digits: int) -> dict[str, Any]:
     """A curve for the pointer: what it is called, whose colour it has, its points to so many digits."""
-    series = f"{algorithm} {'man' if man else 'plain'}"
+    series = group_id(algorithm, man).removeprefix("series:").replace(":", " ")
     return {"label": label, "series": series, "x": [round(float(v), 3) for v in x],
             "y": [float(f"{float(v):.{digits}g}") for v in y]}  # fmt: skip
+
+
+def group_id(algorithm: str, man: bool) -> str:
+    """What the buttons know a curve by."""
+    return f"series:{slug(algorithm)}:{'man' if man else 'plain'}"

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from fedman.flatness.density import Density
 from fedman.report import paper
-from fedman.report.curves import line
+from fedman.report.curves import group_id, line
 from fedman.report.picture import Picture, colour, finish, panel
 from fedman.report.series import method_order, method_title
 from fedman.report.tables import NOTHING, Table, slug
@@ -196,7 +196,7 @@ def _landscapes(stem: str, where: str, members: Sequence[Measured]) -> list[Pict
 def _landscape(
     kind: str, stem: str, title: str, m: Measured, plane: tuple[Any, Any, Any], levels: np.ndarray
 ) -> Picture:
-    name = f"{stem}-{m.algorithm}-{'man' if m.man else 'plain'}-{kind}"
+    name = f"{stem}-{slug(m.algorithm)}-{'man' if m.man else 'plain'}-{kind}"
     if kind == "map":
         figure, axes = panel(4.1, 3.6)
         axes.contourf(*plane, levels=levels, cmap="viridis")
@@ -221,7 +221,7 @@ def _landscape(
 
 def _stroke(m: Measured, width: float = 1.4) -> dict[str, Any]:
     style = {"linewidth": width} if m.man else {"linewidth": 0.8 * width, "linestyle": (0, (4, 2))}
-    return {"color": colour(m.algorithm), "gid": f"series:{m.algorithm}:{'man' if m.man else 'plain'}", **style}
+    return {"color": colour(m.algorithm), "gid": group_id(m.algorithm, m.man), **style}
 
 
 def _rounded(values: Sequence[float], digits: int) -> str:

@@ -36,7 +36,8 @@
   // A pointer, or the arrow keys, shows the values below it.
   const tip = document.getElementById("tip");
   const xmlns = "http://www.w3.org/2000/svg";
-  const shown = (value) => Number(value.toPrecision(4)).toString();
+  const plain = (value) => Number(value.toPrecision(4)).toString();
+  const shown = (value) => (value === 0 || (Math.abs(value) >= 0.01 && Math.abs(value) < 1e4) ? value.toPrecision(4) : value.toExponential(1));
 
   class Reader {
     constructor(drawing) {
@@ -107,7 +108,7 @@
         rows.push({ label: line.label, y, colour, hollow: line.series.endsWith("plain") });
       }
       rows.sort((a, b) => b.y - a.y);
-      this.say(`${this.data.x} ${shown(x)}`, rows, this.x(x), this.data.box[1]);
+      this.say(`${this.data.x} ${plain(x)}`, rows, this.x(x), this.data.box[1]);
     }
     nearest(at) {
       let best = null;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -115,8 +115,7 @@ def _summary(boards: Sequence[Board], measured: Sequence[hessian.Measured], note
 
 def _board(board: Board) -> Section:
     parts = len(board.partitions)
-    algorithms = sorted({cell.series.algorithm for cell in board.cells}, key=method_order)
-    names = [(a, method_title(a, False)) for a in algorithms]
+    names = _buttons(cell.series.algorithm for cell in board.cells)
     groups = [
         Group(
             "From plain to MAN",
@@ -145,6 +144,11 @@ def _board(board: Board) -> Section:
         text = "Samples of every class (row) at every client (column); darker is more."
         groups.append(Group("Who holds what", text, pictures, min(parts, 3)))
     return Section(tables.slug(board.dataset), board.title, groups=groups)
+
+
+def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
+    """A button for each algorithm: what it switches, and what it says."""
+    return [(tables.slug(a), method_title(a, False)) for a in sorted(set(algorithms), key=method_order)]
 
 
 def _card(board: Board, partition: str) -> dict[str, Any]:
@@ -185,7 +189,7 @@ def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
     if not found:
         return None
     made = hessian.pictures(measured)
-    names = [(a, method_title(a, False)) for a in sorted({m.algorithm for m in measured}, key=method_order)]
+    names = _buttons(m.algorithm for m in measured)
     shown = ("fedavg", "fedsam")  # the paper's choice; the others by their buttons
     off = [a for a, _ in names if a not in shown] if {a for a, _ in names} >= set(shown) else []
     text = "Of the mean cross-entropy on all training samples, at the mean of all clients' last models."

@@ -31,6 +31,7 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"}
 VARIABLES |= {tone: f"--{method}" for method, tone in METHOD.items()}
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "svg.hashsalt": "fedman",
     "font.size": 9,
     "axes.edgecolor": MUTED,

@@ -178,7 +178,7 @@ def every_run(everything: Sequence[Series]) -> Table:
                  mean_std([value]), str(first) if first else NOTHING, _text(run.get("seconds")),
                  _text(run.get("precision")), _text(run.get("device")), _text(run.get("version"))]
             )  # fmt: skip
-    return Table("runs", "All runs", header, rows, words=3)
+    return Table("all-runs", "Every run", header, rows, words=3)
 
 
 def seeds(board: Board) -> str:
