@@ -1,7 +1,7 @@
 """What the MAN term costs: one training step of the paper's CIFAR-100 CNN without it, with it, with the obvious
 `a.square().mean()`, and a step of SAM; all interleaved in one run, so that the ratios hold on a busy machine.
 
-    python benchmarks/man_cost.py [--device cpu|cuda] [--threads 1 2] [--steps 30] [--batch 50] [--out results/cost.json]
+    python benchmarks/man_cost.py [--device cpu|cuda] [--threads 1 2] [--steps 30] [--batch 50] [--out cost.json]
 
 On cuda also under a CUDA graph: launched one by one from Python, a model this small leaves the GPU idle most of
 the time, and the first table shows the cost of Python, not of the arithmetic.
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedman.man import ActivationNorm
 from fedman.models import build
-from fedman.runtime import device_name
 
 ZETA, RHO = 0.15, 0.05
 KINDS = ("plain", "MAN", "naive", "SAM")
@@ -135,7 +134,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also add the times to this file, for fedman report")
     options = parser.parse_args()
 
-    where = f"{device_name(options.device)}, batch {options.batch}"
+    device = "CPU" if options.device == "cpu" else torch.cuda.get_device_name()
+    where = f"{device}, batch {options.batch}"
     found = []
     if options.device == "cpu":
         for threads in options.threads:
