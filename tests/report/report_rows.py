@@ -43,6 +43,7 @@ def flatness(algorithm="fedavg", zeta=0.0, top=51.0, trace=8700.0, partition="di
             "trace": {"value": trace, "error": 1.0},
             "density": {"nodes": [[0.0, 1.0, top], [0.0, 2.0, top]], "weights": [[0.98, 0.015, 0.005]] * 2},
             "layers": {"blocks": {"fc": {"top": 3.0, "trace": {"value": 40.0}, "input_norm": 2.0}}},
+            "clients": {"top": 4.0, "mean": 8.0, "clients": [6.0, 10.0]},
             "landscape": {"offsets": offsets, "losses": [[a * a + b * b for b in offsets] for a in offsets]},
         }},
     }  # fmt: skip

@@ -156,6 +156,12 @@ def test_hessian_tables_beside_the_papers():
     assert [(a.seed, b.figure("trace")) for a, b in hessian.drops(hessian.read(records))] == [(0, 4400.0)]
 
 
+def test_layers_and_clients_of_the_hessian():
+    measured = hessian.read([flatness()])
+    assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
+    assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]
+
+
 def test_the_papers_count_of_multiplications():
     """Protocol §6.5: 57 152 for the hidden layers against 14.7 million; the logits are 100 more."""
     counted = cost.layers(build("cifar_cnn", (3, 32, 32), 100), (3, 32, 32))

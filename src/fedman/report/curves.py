@@ -154,6 +154,7 @@ def partition(dataset: str, name: str, counts: np.ndarray, facts: dict[str, floa
     shown = np.ma.masked_equal(counts.T, 0)
     axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=shades, norm=PowerNorm(0.5, 0, most))
     axes.grid(visible=False)
+    axes.locator_params(integer=True)
     axes.set(
         title=f"{paper.partition_title(name)}: {facts['classes']:.0f} classes a client", xlabel="client", ylabel="class"
     )

@@ -105,6 +105,19 @@ def layers(measured: Sequence[Measured]) -> Table | None:
     return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4) if rows else None
 
 
+def clients(measured: Sequence[Measured]) -> Table | None:
+    """The first step of the paper's argument: λ_max of the mean loss is at most the mean of the clients' λ_max."""
+    rows = []
+    for m in measured:
+        entry = m.entries.get("clients", {})
+        if "top" in entry and "mean" in entry:
+            each = [v for v in entry.get("clients", []) if v is not None]
+            rest = [f"{min(each):.4g}", f"{max(each):.4g}"] if each else [NOTHING, NOTHING]
+            rows.append([m.partition, m.method, str(m.seed), f"{entry['top']:.4g}", f"{entry['mean']:.4g}", *rest])
+    header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
+    return Table("hessian-clients", "λ_max of the clients", header, rows, words=3) if rows else None
+
+
 def drops(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
     """Plain and MAN of the same algorithm, partition and seed."""
     found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured}

@@ -202,8 +202,8 @@ def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
     if made["landscape"]:
         text = "Training loss around the models along two directions, on one scale for all."
         groups.append(Group("Loss landscapes", text, made["landscape"], 2))
-    blocks = hessian.layers(measured)
-    return Section("flatness", "Flatness", groups=groups, folded=[blocks] if blocks else [])
+    folded = [t for t in (hessian.layers(measured), hessian.clients(measured)) if t is not None]
+    return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 
 def _cost(boards: Sequence[Board], everything: Sequence[Series], costs: Sequence[dict[str, Any]]) -> Section | None:
