@@ -75,35 +75,63 @@ def run(
 
 @app.command()
 def sweep(
-    keys: Keys = None,
-    preset: PresetOption = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
+    preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/sweep]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/PRESET or runs/sweep]")] = None,
     device: Device = "auto",
+    merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
 ) -> None:
-    """A grid of runs: comma lists of values. Done runs are skipped, interrupted ones go on.
+    """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
 
     fedman sweep algorithm=fedavg,feddyn zeta=0,0.15 seed=0,1,2
+
+    fedman sweep --preset paper-cifar100 algorithm=fedsam seed=0
+
+    fedman sweep --merge runs/a runs/b --out runs/all
     """
     from fedman.config import overrides, read_toml
-    from fedman.sweep import cells
 
+    if merge:
+        if out is None or not keys or preset or config:
+            raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
+        from fedman.merge import merge_sweeps
+
+        typer.echo(merge_sweeps([Path(word) for word in keys], out))
+        return
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    grid = cells(given, preset)
-    out = out or Path("runs") / "sweep"
-
     from fedman import sweep as grids
-    from fedman.data import load
-    from fedman.progress import data_progress, print_table, sweep_progress
-    from fedman.records import write_text
 
-    with data_progress() as reading:
-        data = {source: load(*source, reading) for source in {c.config.source for c in grid}}
-    with sweep_progress([c.config.rounds for c in grid]) as on_cell:
-        rows = grids.run(grid, data, out, device, lambda i, cell: on_cell(i, cell.name), say)
-    header, lines = grids.table(rows)
-    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
-    write_text(out / "table.md", grids.markdown(header, lines))
+    grids.command(given, preset, out, device, say)
+
+
+@app.command()
+def results(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
+    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
+    replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+) -> None:
+    """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
+
+    fedman results runs/paper-cifar100 --out results/cifar100.jsonl
+    """
+    from fedman.results import command
+
+    typer.echo(command(sources, out, replace))
+
+
+@app.command()
+def report(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="folder with results files or runs, or one of either")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page to write")] = Path("report.html"),
+) -> None:
+    """One page of tables and pictures, beside the paper's figures; it needs no network.
+
+    fedman report results --out report.html
+    """
+    from fedman.report import command
+
+    typer.echo(command(place, out))
 
 
 @app.command()
@@ -166,7 +194,7 @@ def list_() -> None:
     from fedman.algorithms import ALGORITHMS, hyperparameters
     from fedman.config import MODELS, Config
     from fedman.data import SPECS
-    from fedman.presets import PRESETS
+    from fedman.presets import PRESETS, SWEEPS
 
     typer.echo("algorithms")
     for name, kind in ALGORITHMS.items():
@@ -181,6 +209,10 @@ def list_() -> None:
     typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
     for name, values in PRESETS.items():
         typer.echo(f"  {name:21} zeta={values['zeta']} rounds={values['rounds']} clients={values['clients']}")
+    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    for name, grids in SWEEPS.items():
+        axes = " ".join(f"{key}={','.join(options)}" for key, options in grids[0].axes.items())
+        typer.echo(f"  {name:21} {axes}{f' and {len(grids) - 1} more grids' if len(grids) > 1 else ''}")
     typer.echo("keys")
     for name, field in Config.model_fields.items():
         default = "" if field.default in (None, "") else f" [{field.default}]".lower()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError
-from fedman.presets import PRESETS, paper_hyperparameters
+from fedman.presets import PRESETS, SWEEPS, paper_hyperparameters
 
 CUSTOM = "custom"  # arrays or a module handed over in Python
 MAX_BYTES = 1 << 20  # of a configuration file
@@ -108,6 +108,8 @@ HYPERPARAMETERS = sorted({name for algorithm in ALGORITHMS for name in hyperpara
 
 def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
+    if preset in SWEEPS:
+        raise UserError(f"preset: {preset!r} is a sweep of many runs; use fedman sweep --preset {preset}")
     if preset is not None and preset not in PRESETS:
         raise UserError(f"preset: no preset named {preset!r}{nearest(preset, PRESETS)}")
     given = {**(PRESETS[preset] if preset else {}), **values}
@@ -115,14 +117,11 @@ def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
         f"{key}: no such key{nearest(key, Config.model_fields)}" for key in given if key not in Config.model_fields
     ]
     known = {key: value for key, value in given.items() if key in Config.model_fields}
-    wrong: set[str] = set()
     try:
         config = Config.model_validate(known)
     except ValidationError as error:
-        for e in error.errors():
-            key = str(e["loc"][0])
-            wrong.add(key)
-            mistakes.append(f"{key}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}")
+        wrong = {str(e["loc"][0]) for e in error.errors()}
+        mistakes += _told(error)
         config = Config.model_validate({k: v for k, v in known.items() if k not in wrong})
     mistakes += _cross_checks(config, known)
     if len(mistakes) == 1:
@@ -131,6 +130,18 @@ def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
     return _filled(config, bool(preset))
+
+
+def parsed(key: str, text: str) -> Any:
+    """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
+    try:
+        return getattr(Config.model_validate({key: text}), key)
+    except ValidationError as error:
+        raise UserError(_told(error)[0]) from None
+
+
+def _told(error: ValidationError) -> list[str]:
+    return [f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}" for e in error.errors()]
 
 
 def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
