@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cases import CASES
 from federations import COHORTS, SIZES, TRAINING, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS, Local
-from fedman.algorithms.base import climb, norm, sgd
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
+from fedman.algorithms.steps import climb, norm, sgd
 from fedman.stacked import flatten
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from kernel_checks import relative
 
-from fedman.algorithms.base import Local, climb
+from fedman.algorithms import Local
+from fedman.algorithms.steps import climb
 from fedman.kernels import clip_update, reference, update
 
 
