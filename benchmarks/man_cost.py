@@ -1,7 +1,7 @@
-"""What the MAN term costs: one training step of the paper's CIFAR-100 CNN without it, with it, and with the
-obvious `a.square().mean()`; all three interleaved in one run, so that the ratios hold on a busy machine.
+"""What the MAN term costs: one training step of the paper's CIFAR-100 CNN without it, with it, with the obvious
+`a.square().mean()`, and a step of SAM; all interleaved in one run, so that the ratios hold on a busy machine.
 
-    python benchmarks/man_cost.py [--device cpu|cuda] [--threads 1 2] [--steps 30] [--batch 50]
+    python benchmarks/man_cost.py [--device cpu|cuda] [--threads 1 2] [--steps 30] [--batch 50] [--out cost.json]
 
 On cuda also under a CUDA graph: launched one by one from Python, a model this small leaves the GPU idle most of
 the time, and the first table shows the cost of Python, not of the arithmetic.
@@ -10,9 +10,11 @@ the time, and the first table shows the cost of Python, not of the arithmetic.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,8 @@ from torch import Tensor, nn
 from fedman.man import ActivationNorm
 from fedman.models import build
 
-ZETA = 0.15
+ZETA, RHO = 0.15, 0.05
+KINDS = ("plain", "MAN", "naive", "SAM")
 Step = Callable[[], object]
 
 
@@ -42,20 +45,33 @@ def naive_man(model: nn.Module) -> Callable[[], Tensor]:
 
 
 def training_step(kind: str, batch: int, device: str) -> Step:
-    """Forward, backward and SGD update of the CNN on one fixed batch; `kind` is plain, MAN or naive."""
+    """Forward, backward and SGD update of the CNN on one fixed batch; `kind` is one of KINDS."""
     torch.manual_seed(0)
     model = build("cifar_cnn", (3, 32, 32), 100).to(device, memory_format=torch.channels_last)
     images = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(100, (batch,), device=device)
-    man = {"plain": lambda _: None, "MAN": ActivationNorm, "naive": naive_man}[kind](model)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=1e-3)
+    man = {"MAN": ActivationNorm, "naive": naive_man}.get(kind, lambda _: None)(model)
+    weights = list(model.parameters())
+    sgd = torch.optim.SGD(weights, lr=0.01, weight_decay=1e-3)
 
-    def step() -> None:
+    def gradient() -> None:
         loss = F.cross_entropy(model(images), labels)
         if man is not None:
             loss = loss + ZETA * man()
         sgd.zero_grad()
         loss.backward()
+
+    def step() -> None:
+        gradient()
+        if kind == "SAM":
+            slope = [w.grad for w in weights]
+            scale = RHO / (torch.stack(torch._foreach_norm(slope)).norm() + 1e-16)
+            ascent = torch._foreach_mul(slope, scale)
+            with torch.no_grad():
+                torch._foreach_add_(weights, ascent)
+            gradient()
+            with torch.no_grad():
+                torch._foreach_sub_(weights, ascent)
         sgd.step()
 
     return step
@@ -83,8 +99,8 @@ def seconds(step: Step, device: str, repeat: int) -> float:
     return (time.perf_counter() - start) / repeat
 
 
-def compare(title: str, steps: dict[str, Step], device: str, rounds: int) -> None:
-    """Print median milliseconds, and the median ratio to the plain step timed in the same round."""
+def compare(title: str, steps: dict[str, Step], device: str, rounds: int) -> list[dict[str, object]]:
+    """Median milliseconds, and the median ratio to the plain step timed in the same round, printed and returned."""
     repeat = 20 if device == "cuda" else 1
     times: dict[str, list[float]] = {kind: [] for kind in steps}
     for warm in [True] * 3 + [False] * rounds:
@@ -93,9 +109,20 @@ def compare(title: str, steps: dict[str, Step], device: str, rounds: int) -> Non
             if not warm:
                 times[kind].append(elapsed)
     print(title)
+    found: list[dict[str, object]] = []
     for kind, ours in times.items():
-        ratio = statistics.median(a / b for a, b in zip(ours, times["plain"], strict=True))
-        print(f"  {kind:<6}{statistics.median(ours) * 1e3:9.3f} ms{(ratio - 1) * 100:+8.1f} %")
+        ms, ratio = statistics.median(ours) * 1e3, statistics.median(map(float.__truediv__, ours, times["plain"]))
+        print(f"  {kind:<6}{ms:9.3f} ms{(ratio - 1) * 100:+8.1f} %")
+        found.append({"where": title, "model": "cifar_cnn", "kind": kind, "ms": round(ms, 4), "ratio": round(ratio, 4)})
+    return found
+
+
+def keep(path: Path, found: list[dict[str, object]]) -> None:
+    """Add these times to a file for `fedman report`; those of the same place are replaced."""
+    before = json.loads(path.read_text())["steps"] if path.exists() else []
+    places = {entry["where"] for entry in found}
+    steps = [*(entry for entry in before if entry["where"] not in places), *found]
+    path.write_text(json.dumps({"steps": steps}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -104,19 +131,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads, one table each")
     parser.add_argument("--steps", type=int, default=30, help="timed rounds of the interleaved steps")
     parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--out", type=Path, help="also add the times to this file, for fedman report")
     options = parser.parse_args()
 
-    kinds = ("plain", "MAN", "naive")
+    device = "CPU" if options.device == "cpu" else torch.cuda.get_device_name()
+    where = f"{device}, batch {options.batch}"
+    found = []
     if options.device == "cpu":
         for threads in options.threads:
             torch.set_num_threads(threads)
-            steps = {kind: training_step(kind, options.batch, "cpu") for kind in kinds}
-            compare(f"cpu, {threads} thread(s), batch {options.batch}", steps, "cpu", options.steps)
-        return
-    steps = {kind: training_step(kind, options.batch, "cuda") for kind in kinds}
-    compare(f"cuda, eager, batch {options.batch}", steps, "cuda", options.steps)
-    graphs = {kind: captured(training_step(kind, options.batch, "cuda")) for kind in kinds}
-    compare(f"cuda, CUDA graph, batch {options.batch}", graphs, "cuda", options.steps)
+            steps = {kind: training_step(kind, options.batch, "cpu") for kind in KINDS}
+            found += compare(f"{where}, {threads} thread{'s' if threads > 1 else ''}", steps, "cpu", options.steps)
+    else:
+        steps = {kind: training_step(kind, options.batch, "cuda") for kind in KINDS}
+        found += compare(f"{where}, eager", steps, "cuda", options.steps)
+        graphs = {kind: captured(training_step(kind, options.batch, "cuda")) for kind in KINDS}
+        found += compare(f"{where}, CUDA graph", graphs, "cuda", options.steps)
+    if options.out:
+        keep(options.out, found)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """One federated round on the paper's CIFAR CNN: fedman against plain loops, the same work, interleaved in one run.
 
-    python benchmarks/simulation.py [--device cpu|cuda] [--algorithm fedavg] [--zeta 0.15] [--clients 4] [--repeats 3]
+    python benchmarks/simulation.py [--device cpu|cuda] [--algorithm fedavg ...] [--zeta 0.15] [--clients 4]
 
 - research loop: the style of the field's published code: one client after the other, a DataLoader with per-sample numpy
-  augmentation, a host sync every step, MAN as `a.square().mean()`;
-- tuned loop: one client after the other as a careful PyTorch user writes it: batches sliced and augmented as tensors,
-  channels_last, no sync, `fedman.ActivationNorm`.
+  augmentation, a host sync every step, MAN as `a.square().mean()`, the algorithm's terms parameter by parameter;
+- tuned loop (FedAvg): one client after the other as a careful PyTorch user writes it: batches sliced and augmented as
+  tensors, channels_last, no sync, `fedman.ActivationNorm`.
 
-Both are FedAvg on all cores. The data are random images; times do not depend on their contents.
+Both use all cores. The data are random images; times do not depend on their contents.
 """
 
 import argparse
@@ -24,14 +24,17 @@ from torch.utils.data import DataLoader, Dataset
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
-from fedman.engine import Engine, Federation, Training, Work
+from fedman.engine import Engine, Training, Work
+from fedman.federation import Federation
 from fedman.local import train
 from fedman.models import cifar_cnn
+from fedman.runtime import matmul_precision
 from fedman.stacked import Stacked
 
 SIZE, EPOCHS, BATCH, CLASSES = 500, 5, 50, 100
 MACS = 14.7e6  # of one image forward; a training step is three times that, a SAM step six
 HOW = Training(epochs=EPOCHS, batch_size=BATCH)
+SAM_TYPE = ("fedsam", "fedasam", "fedspeed")
 
 
 class Augmented(Dataset):
@@ -54,32 +57,72 @@ class Augmented(Dataset):
         return torch.tensor(image.copy()), self.y[i]
 
 
-def research_loop(model, images, labels, zeta, device):
+def research_loop(model, images, labels, zeta, device, algorithm):
     """One client's local work; returns its weights."""
     model, taps, losses = copy.deepcopy(model), [], []
     if zeta:
         for module in model.modules():
             if isinstance(module, nn.ReLU):
                 module.register_forward_hook(lambda m, i, out: taps.append(out))
-    optimiser = torch.optim.SGD(model.parameters(), HOW.lr, weight_decay=HOW.weight_decay)
+    parameters = list(model.parameters())
+    theta = [p.detach().clone() for p in parameters]  # the model sent; h, g, c of a client are as large
+    memory = [torch.zeros_like(p) for p in theta]
+    decay = HOW.weight_decay + (0.01 if algorithm in ("feddyn", "fedspeed") else 0)
+    optimiser = torch.optim.SGD(parameters, HOW.lr, weight_decay=decay)
+
+    def backward(x, y):
+        taps.clear()
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        if zeta:
+            loss = loss + zeta * sum(a.square().mean() for a in (*taps, out))
+        optimiser.zero_grad()
+        loss.backward()
+        return loss
+
     loader = DataLoader(Augmented(images, labels), BATCH, shuffle=True)
     for _ in range(EPOCHS):
         for x, y in loader:
             x, y = x.to(device), y.to(device)
-            taps.clear()
-            out = model(x)
-            loss = F.cross_entropy(out, y)
-            if zeta:
-                loss = loss + zeta * sum(a.square().mean() for a in (*taps, out))
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), HOW.clip)
+            loss = backward(x, y)
+            if algorithm in SAM_TYPE:
+                climbed = climb(parameters, algorithm)
+                backward(x, y)
+                with torch.no_grad():
+                    for p, e in zip(parameters, climbed, strict=True):
+                        p.sub_(e)
+            for p, sent, kept in zip(parameters, theta, memory, strict=True):
+                p.grad += term(algorithm, p.detach(), sent, kept)
+            nn.utils.clip_grad_norm_(parameters, HOW.clip)
             optimiser.step()
             losses.append(loss.item())
     return model
 
 
-def tuned_loop(model, images, labels, zeta, device):
+@torch.no_grad()
+def climb(parameters, algorithm):
+    """The step of length ρ uphill; returns it, to be taken back."""
+    scale = [p.abs() + 0.2 if algorithm == "fedasam" and p.dim() > 1 else 1.0 for p in parameters]
+    norm = torch.stack([(t * p.grad).norm() for p, t in zip(parameters, scale, strict=True)]).norm()
+    steps = [t * t * p.grad * (0.05 / (norm + 1e-16)) for p, t in zip(parameters, scale, strict=True)]
+    for p, e in zip(parameters, steps, strict=True):
+        p.add_(e)
+    return steps
+
+
+def term(algorithm, w, theta, memory):
+    """What the algorithm adds to a parameter's gradient."""
+    return {
+        "fedprox": lambda: 1e-4 * (w - theta),
+        "feddyn": lambda: 0.01 * (memory - theta),
+        "fedspeed": lambda: 0.01 * (memory - theta),
+        "feddc": lambda: 0.01 * (w + memory - theta) + memory - memory,
+        "scaffold": lambda: memory - memory,
+    }.get(algorithm, lambda: 0)()
+
+
+def tuned_loop(model, images, labels, zeta, device, algorithm):
+    """The same for FedAvg."""
     model = copy.deepcopy(model)
     man = ActivationNorm(model) if zeta else None
     optimiser = torch.optim.SGD(model.parameters(), HOW.lr, weight_decay=HOW.weight_decay)
@@ -100,13 +143,14 @@ def tuned_loop(model, images, labels, zeta, device):
     return model
 
 
-def phases(engine: Engine, state: Federation, clients: list[int], sync) -> dict[str, float]:
+def phases(engine: Engine, state: Federation, clients: list[int]) -> dict[str, float]:
     """Milliseconds of the parts of a round, for one chunk of clients and one evaluation."""
     parts, started = {}, time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal started
-        sync()
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
         parts[name] = (time.perf_counter() - started) * 1e3
         started = time.perf_counter()
 
@@ -114,25 +158,34 @@ def phases(engine: Engine, state: Federation, clients: list[int], sync) -> dict[
     lap("draw batches, copy states")
     done = train(job, engine.algorithm, engine.stacked, engine.graphs, engine.stopping)
     lap("local steps")
-    engine.close(state, clients, [Work(job, *done)])
+    end = engine.end(state, [Work(job, *done)])
+    engine.settle(state, clients, end, end.figures.tolist())
     lap("uploads, server")
     engine.evaluate(state.sel)
     lap("one evaluation")
     return parts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--algorithm", default="fedavg", choices=ALGORITHMS)
-    parser.add_argument("--zeta", type=float, default=0.15)
-    parser.add_argument("--clients", type=int, default=4, help="in the round; the time is scaled to ten")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--only", nargs="*", default=["research", "tuned", "fedman"])
-    options = parser.parse_args()
-    device, clients = torch.device(options.device), options.clients
+def ceiling(device: torch.device, precision: str) -> float:
+    """FLOP/s of a large matrix product: what the arithmetic could reach."""
+    n = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    with matmul_precision(precision):
+        return 2 * n**3 / min(timed(lambda: a @ a, device) for _ in range(5))
 
+
+def timed(work, device: torch.device) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def compare(algorithm: str, options: argparse.Namespace) -> None:
+    """One algorithm: the loops and fedman, interleaved."""
+    device, clients = torch.device(options.device), options.clients
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 256, (clients * SIZE, 32, 32, 3), dtype=np.uint8)
     y = rng.integers(0, CLASSES, clients * SIZE)
@@ -145,43 +198,57 @@ def main() -> None:
     samples = Samples(x_t, y_t, x_t, y_t, parts, (0.5,) * 3, (0.25,) * 3, True)
     how = Training(zeta=options.zeta, epochs=EPOCHS, batch_size=BATCH)
     stacked = Stacked(copy.deepcopy(model).cpu())
-    engine = Engine(stacked, ALGORITHMS[options.algorithm](), samples, how, device=device, precision=options.precision)
-    state = engine.start()
+    engine = Engine(stacked, ALGORITHMS[algorithm](), samples, how, device=device, precision=options.precision)
+    state, cohort = engine.start(), list(range(clients))
 
     def loop(local):
         for k in range(clients):
             own = slice(k * SIZE, (k + 1) * SIZE)
-            local(model, floats[own], y[own], options.zeta, device)
+            local(model, floats[own], y[own], options.zeta, device, algorithm)
 
     works = {
         "research": lambda: loop(research_loop),
         "tuned": lambda: loop(tuned_loop),
-        "fedman": lambda: engine.round(state, list(range(clients))),
+        "fedman": lambda: engine.round(state, cohort),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in options.only}
-    engine.round(state, list(range(clients)))  # warm up
-    sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds: dict[str, list[float]] = {name: [] for name in options.only if name != "tuned" or algorithm == "fedavg"}
+    engine.round(state, cohort)  # warm up
     for _ in range(options.repeats):
-        for name in options.only:
-            started = time.perf_counter()
-            works[name]()
-            sync()
-            seconds[name].append((time.perf_counter() - started) * 10 / clients)
-    passes = 2 if options.algorithm in ("fedsam", "fedasam", "fedspeed") else 1
-    flop = 10 * EPOCHS * SIZE * MACS * 2 * 3
+        for name, values in seconds.items():
+            values.append(timed(works[name], device) * 10 / clients)
+    flop = 10 * EPOCHS * SIZE * MACS * 2 * 3 * (2 if algorithm in SAM_TYPE else 1)
+    top = ceiling(device, options.precision)
     print(
-        f"{options.device}, {torch.get_num_threads()} threads, {options.algorithm}, zeta {options.zeta}; loops: fedavg"
+        f"\n{algorithm}, zeta {options.zeta}, {options.device}, {options.precision}, {torch.get_num_threads()} threads"
     )
-    print(f"{'':10}{'s a round of ten':>18}{'s per 500 rounds':>18}{'GFLOP/s':>10}{'fedman is':>12}")
+    print(
+        f"{'':10}{'s a round of ten':>18}{'s per 500 rounds':>18}{'TFLOP/s':>10}{'of a product':>14}{'fedman is':>11}"
+    )
     ours = statistics.median(seconds["fedman"])
     for name, values in seconds.items():
         median = statistics.median(values)
-        rate = flop * (passes if name == "fedman" else 1) / median / 1e9
-        print(f"{name:10}{median:18.2f}{500 * median:18.0f}{rate:10.0f}{median / ours:11.2f}x")
+        rate = flop / median
+        row = f"{median:18.3f}{500 * median:18.1f}{rate / 1e12:10.3f}{100 * rate / top:12.0f} %{median / ours:10.2f}x"
+        print(f"{name:10}{row}", flush=True)
     chunk = list(range(min(engine.chunk, clients)))
     engine.evaluate(state.sel)  # warm up
-    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases(engine, state, chunk, sync).items())
-    print(f"ms of a round of {len(chunk)} client(s), {len(y)} test images: {shown}")
+    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases(engine, state, chunk).items())
+    print(f"ms of a round of {len(chunk)} client(s), {len(y)} test images: {shown}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--algorithm", nargs="+", default=["fedavg"], choices=ALGORITHMS)
+    parser.add_argument("--zeta", type=float, default=0.15)
+    parser.add_argument("--clients", type=int, default=4, help="in the round; the time is scaled to ten")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--only", nargs="*", default=["research", "tuned", "fedman"])
+    options = parser.parse_args()
+    for algorithm in options.algorithm:
+        with matmul_precision(options.precision):
+            compare(algorithm, options)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
 from fedman.data.augment import PAD, Windows, gather, normalise
 from fedman.engine import Engine, Training, default_chunk, weighted_sum
-from fedman.engine import play as play_stacked
 from fedman.errors import Diverged, UserError
+from fedman.flight import launch
 from fedman.local import Stopped
 from fedman.models import build
 from fedman.sampling import plan
@@ -238,7 +238,7 @@ def test_stacked_runs_are_the_separate_runs(case):
         run.longest = 20  # plans of one shape, as on a GPU
     states = [run.start() for run in runs]
     for cohort in COHORTS:
-        play_stacked([(run, state, cohort) for run, state in zip(runs, states, strict=True)])
+        list(launch([(run, state, cohort) for run, state in zip(runs, states, strict=True)]).land())
     for state, w in zip(states, alone, strict=True):
         torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
 
@@ -260,7 +260,7 @@ def test_a_run_that_diverges_in_a_stack_leaves_the_others_alone():
     good, bad = (engine(data=d, model=Poisoned()) for d in (clean, data))
     states = [good.start(), bad.start()]
     good.longest = bad.longest = 20
-    outcomes = play_stacked([(good, states[0], [0]), (bad, states[1], [0])])
+    outcomes = list(launch([(good, states[0], [0]), (bad, states[1], [0])]).land())
     assert isinstance(outcomes[1], Diverged)
     assert states[1].round == 0
     torch.testing.assert_close(states[0].server["w"], play(engine(data=clean, model=Poisoned()), [[0]])[0].server["w"])

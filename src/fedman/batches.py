@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedman.data.augment import Windows, affine, channels_first, gather, normalise
 from fedman.sampling import Plan
+from fedman.transfer import send
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
@@ -69,7 +70,7 @@ class Batches:
     """The batches of a chunk of clients, step by step."""
 
     def __init__(
-        self, samples: Samples, clients: Sequence[int], plan: Plan, dtype: torch.dtype, layout: Layout | None = None
+        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: Layout | None = None
     ) -> None:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
@@ -79,7 +80,7 @@ class Batches:
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
         if min(plan.steps) < self.steps:
-            tensors["active"] = torch.tensor(plan.counts, device=plan.sample.device) > 0
+            tensors["active"] = send(plan.counts, plan.sample.device) > 0
         self.tensors: dict[str, Tensor] = tensors  # what differs from round to round
         self._windows: Windows | None = None
 

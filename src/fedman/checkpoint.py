@@ -1,4 +1,4 @@
-"""Checkpoints: a run's state between two rounds, as safetensors and a JSON with its hash. Never executed.
+"""Checkpoints: a run's state between two rounds, as safetensors and a JSON with both hashes. Never executed.
 
 Clients that have not taken part yet still are where they started, so only the rows of those seen are stored. The
 JSON is written after the tensors; the two newest checkpoints are kept, and a damaged one gives way to the other.
@@ -16,37 +16,39 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedman.engine import Federation
 from fedman.errors import UserError
-from fedman.records import write_json, write_whole
+from fedman.federation import Federation
+from fedman.records import version, write_json, write_whole, writing
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
+DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 
 def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float) -> None:
     """Write the state after a finished round."""
-    folder.mkdir(exist_ok=True)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
     seen = [k for k, yes in enumerate(state.seen) if yes]
-    tensors = {f"server.{name}": v for name, v in state.server.items()}
-    tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
-    tensors |= {"last": state.last[seen], "total": state.total, "sel": state.sel.clone()}
-    tensors = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
+    tensors = {name: v.detach().cpu().contiguous() for name, v in _tensors(state, seen).items()}
     data = folder / f"round-{state.round:06d}.safetensors"
     write_whole(data, lambda path: save_file(tensors, path))
     about = {
         "format": FORMAT,
+        "version": version(),
         "round": state.round,
         "seen": seen,
         "notes": state.notes,
         "seconds": seconds,
-        "sha256": sha256(data),
+        "data": sha256(data),
         "config": config,
     }
-    write_json(data.with_suffix(".json"), about)
-    for old in sorted(folder.glob("round-*.json"))[:-KEEP]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    write_json(data.with_suffix(".json"), about | {"sha256": _digest(about)})
+    kept = {path.stem for path in sorted(folder.glob("round-*.json"))[-KEEP:]}
+    with writing(folder):
+        for old in folder.glob("*round-*"):  # also what a killed process left half-done
+            if old.stem not in kept:
+                old.unlink(missing_ok=True)
 
 
 def load(
@@ -59,22 +61,35 @@ def load(
     for path in found:
         try:
             about, tensors = _read(path)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            want = _tensors(state, about["seen"])
+        except DAMAGE as error:
             warn(f"{path}: damaged ({type(error).__name__}); trying the one before it")
             continue
-        if about.get("format") != FORMAT:
-            raise UserError(f"{path}: checkpoint format {about.get('format')!r}, this version reads {FORMAT}")
         if about["config"] != config:
             changed = sorted(k for k in {*about["config"], *config} if about["config"].get(k) != config.get(k))
             raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+        for name, v in want.items():
+            if name not in tensors or tensors[name].shape != v.shape:
+                raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)}")
+        if about["version"] != version():
+            warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
         return _lay_over(state, about, tensors), float(about["seconds"])
     raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
 
 
+def _tensors(state: Federation, seen: list[int]) -> dict[str, torch.Tensor]:
+    """What is stored of a state: the rows of clients that have not taken part are known without."""
+    tensors = {f"server.{name}": v for name, v in state.server.items()}
+    tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
+    return tensors | {"last": state.last[seen], "total": state.total, "sel": state.sel.clone()}
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     about = json.loads(path.read_bytes())
+    if about["format"] != FORMAT:
+        raise UserError(f"{path}: checkpoint format {str(about['format'])[:20]}, this version reads {FORMAT}")
     data = path.with_suffix(".safetensors")
-    if sha256(data) != about["sha256"]:
+    if about.pop("sha256") != _digest(about) or about["data"] != sha256(data):
         raise ValueError("hash differs")
     return about, load_file(data)
 
@@ -84,13 +99,17 @@ def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch
     state.round = about["round"]
     state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
     for name, rows in state.memory.items():
-        rows[seen] = tensors[f"memory.{name}"].to(device)
-    state.last[seen] = tensors["last"].to(device)
+        rows[seen] = tensors[f"memory.{name}"].to(rows.device)
+    state.last[seen] = tensors["last"].to(state.last.device)
     state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
     for k in seen:
         state.seen[k] = True
     state.notes = about.get("notes", {})
     return state
+
+
+def _digest(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

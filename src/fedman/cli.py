@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from fedman.commands import (
+    ConfigOption,
+    Device,
+    Keys,
+    Out,
+    PresetOption,
+    Resume,
+    given_keys,
+    run_folder,
+    run_name,
+    say,
+    tell,
+)
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
-
-if TYPE_CHECKING:
-    from fedman.config import Config
+from fedman.flower.commands import app as flower_app
 
 app = typer.Typer(
     add_completion=False,
@@ -24,15 +34,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
 app.add_typer(data_app, name="data")
-flower_app = typer.Typer(no_args_is_help=True, help="The same algorithms on Flower, on many machines or simulated.")
 app.add_typer(flower_app, name="flower")
-
-Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
-PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Out = Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 
 
 @app.command()
@@ -66,35 +68,117 @@ def run(
 
 @app.command()
 def sweep(
-    keys: Keys = None,
-    preset: PresetOption = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
+    preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/sweep]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/PRESET or runs/sweep]")] = None,
     device: Device = "auto",
+    merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
 ) -> None:
-    """A grid of runs: comma lists of values. Done runs are skipped, interrupted ones go on.
+    """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
 
     fedman sweep algorithm=fedavg,feddyn zeta=0,0.15 seed=0,1,2
+
+    fedman sweep --preset paper-cifar100 algorithm=fedsam seed=0
+
+    fedman sweep --merge runs/a runs/b --out runs/all
     """
     from fedman.config import overrides, read_toml
-    from fedman.sweep import cells
 
+    if merge:
+        if out is None or not keys or preset or config:
+            raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
+        from fedman.merge import merge_sweeps
+
+        typer.echo(merge_sweeps([Path(word) for word in keys], out))
+        return
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    grid = cells(given, preset)
-    out = out or Path("runs") / "sweep"
-
     from fedman import sweep as grids
-    from fedman.data import load
-    from fedman.progress import data_progress, print_table, sweep_progress
-    from fedman.records import write_text
 
-    with data_progress() as reading:
-        data = {source: load(*source, reading) for source in {c.config.source for c in grid}}
-    with sweep_progress([c.config.rounds for c in grid]) as on_cell:
-        rows = grids.run(grid, data, out, device, lambda i, cell: on_cell(i, cell.name), say)
-    header, lines = grids.table(rows)
-    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
-    write_text(out / "table.md", grids.markdown(header, lines))
+    grids.command(given, preset, out, device, say)
+
+
+@app.command()
+def results(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
+    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
+    replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+) -> None:
+    """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
+
+    fedman results runs/paper-cifar100 --out results/cifar100.jsonl
+    """
+    from fedman.results import command
+
+    typer.echo(command(sources, out, replace))
+
+
+@app.command()
+def report(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="folder with results files or runs, or one of either")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page to write")] = Path("report.html"),
+) -> None:
+    """One page of tables and pictures, beside the paper's figures; it needs no network.
+
+    fedman report results --out report.html
+    """
+    from fedman.report import command
+
+    typer.echo(command(place, out))
+
+
+@app.command()
+def flatness(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="folders of finished runs")] = None,
+    top: Annotated[int | None, typer.Option(metavar="K", help="the K largest eigenvalues of the Hessian")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="its trace with a standard error")] = False,
+    density: Annotated[bool, typer.Option("--density", help="the density of its eigenvalues")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="top eigenvalue and trace of each layer's block")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="top eigenvalue of each client's loss")] = False,
+    landscape: Annotated[bool, typer.Option("--landscape", help="the loss around the model")] = False,
+    directions: Annotated[str, typer.Option(help="of the landscape: random, or top (eigenvectors)")] = "random",
+    axes: Annotated[int, typer.Option(help="of the landscape: 1 or 2")] = 2,
+    points: Annotated[int, typer.Option(help="of the landscape along an axis")] = 41,
+    span: Annotated[float, typer.Option(help="of the landscape: from -SPAN to SPAN")] = 1.0,
+    ends: Annotated[str, typer.Option(help="of the spectrum for --top: top, or both (K of each)")] = "top",
+    tol: Annotated[float, typer.Option(help="residual of an eigenvalue, relative to the largest")] = 1e-4,
+    rtol: Annotated[float, typer.Option(help="standard error of a trace, relative")] = 0.01,
+    starts: Annotated[int, typer.Option(help="of the density's Lanczos runs")] = 5,
+    steps: Annotated[int, typer.Option(help="of each of them")] = 100,
+    model: Annotated[str, typer.Option(help="all, sel, cloud, or several with commas")] = "all",
+    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random [all]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="samples at once: bounds the memory")] = None,
+    keep_graphs: Annotated[bool, typer.Option("--keep-graphs", help="faster products, much more memory")] = False,
+    seed: Annotated[int, typer.Option(help="of random vectors and directions")] = 0,
+    precision: Annotated[str, typer.Option(help="fp32, fp64, or tf32 on CUDA")] = "fp32",
+    device: Device = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies [as in the run]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the pictures [the run's, or that of all]")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
+    theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
+) -> None:
+    """How flat the training loss is around finished runs; top eigenvalue and trace unless told.
+
+    fedman flatness runs/fedavg runs/fedavg-man --top 200 --density --landscape
+    """
+    from fedman.flatness import command
+
+    models = command.chosen_models(model)
+    if theory:
+        return command.theory(out, seed, typer.echo)
+    if plot:
+        return command.plot(runs or [], models, out, typer.echo)
+    if top is not None and top < 1:
+        raise UserError(f"top: {top}; at least 1 eigenvalue is needed")
+    nothing = not (top or trace or density or layers or clients or landscape)
+    request = command.Request(
+        top=top or int(nothing), ends=ends, trace=trace or nothing, density=density, layers=layers, clients=clients,
+        landscape=directions if landscape else "", axes=axes, points=points, span=span, tol=tol, rtol=rtol,
+        starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
+    )  # fmt: skip
+    command.measure(
+        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, say=typer.echo
+    )
 
 
 @app.command(name="list")
@@ -103,7 +187,7 @@ def list_() -> None:
     from fedman.algorithms import ALGORITHMS, hyperparameters
     from fedman.config import MODELS, Config
     from fedman.data import SPECS
-    from fedman.presets import PRESETS
+    from fedman.presets import PRESETS, SWEEPS
 
     typer.echo("algorithms")
     for name, kind in ALGORITHMS.items():
@@ -118,6 +202,10 @@ def list_() -> None:
     typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
     for name, values in PRESETS.items():
         typer.echo(f"  {name:21} zeta={values['zeta']} rounds={values['rounds']} clients={values['clients']}")
+    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    for name, grids in SWEEPS.items():
+        axes = " ".join(f"{key}={','.join(options)}" for key, options in grids[0].axes.items())
+        typer.echo(f"  {name:21} {axes}{f' and {len(grids) - 1} more grids' if len(grids) > 1 else ''}")
     typer.echo("keys")
     for name, field in Config.model_fields.items():
         default = "" if field.default in (None, "") else f" [{field.default}]".lower()
@@ -164,113 +252,6 @@ def show(
     typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
     if plot is not None:
         typer.echo(f"written to {plot}")
-
-
-@flower_app.command()
-def simulate(
-    keys: Keys = None,
-    preset: PresetOption = None,
-    config: ConfigOption = None,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "auto",
-    cpus: Annotated[float, typer.Option(help="CPUs a client at work takes", min=0.01)] = 1.0,
-    gpus: Annotated[float, typer.Option(help="share of a GPU a client at work takes", min=0)] = 0.0,
-) -> None:
-    """One run in Flower's simulation engine, on this machine or the Ray cluster of $RAY_ADDRESS.
-
-    fedman flower simulate --preset digits algorithm=feddc rounds=10
-    """
-    need_flower()
-    from fedman.config import resolve
-    from fedman.flower.service import FILE, split
-
-    values, service = split(given_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
-    settings = resolve(values, preset)
-    out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
-
-    from fedman.flower.simulate import simulate as run_simulated
-    from fedman.progress import run_progress
-
-    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
-        result = run_simulated(
-            settings, service, out=out, resume=resume, device=device, cpus=cpus, gpus=gpus, progress=advance, warn=say
-        )
-    tell(settings, result.summary, out)
-
-
-@flower_app.command()
-def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exist yet")]) -> None:
-    """Write the Flower app that `flwr run` starts in a deployment."""
-    need_flower()
-    from fedman.flower.app import new_project
-
-    new_project(folder)
-    typer.echo(f"written to {folder}; start it with: flwr run {folder} SUPERLINK -c 'settings=\"KEY=VALUE ...\"'")
-
-
-@flower_app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def superexec(context: typer.Context) -> None:
-    """`flower-superexec`, with its own options, whose client processes start warm."""
-    need_flower()
-    from fedman.flower.executor import main as run_superexec
-
-    run_superexec(context.args)
-
-
-def need_flower() -> None:
-    """Say how to get Flower where it is missing."""
-    if find_spec("flwr") is None or find_spec("ray") is None:
-        raise UserError("flower: not installed; pip install 'fedman[flower]'")
-
-
-def given_keys(
-    keys: list[str] | None,
-    preset: str | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-    files: tuple[str, ...] = ("config.toml",),
-) -> dict[str, Any]:
-    """The keys of the file and of the command line; those of the run to go on with, where none are given."""
-    from fedman.config import overrides, read_toml
-
-    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    if resume and out is None:
-        raise UserError("--resume: name the run's folder with --out")
-    if resume and out is not None and not given and not preset:
-        given = {key: value for name in files for key, value in read_toml(out / name).items()}
-    return given
-
-
-def run_folder(out: Path, resume: bool) -> Path:
-    """A folder that is the run's own."""
-    if not resume and (out / "config.toml").exists():
-        raise UserError(f"{out}: holds a run already; add --resume to go on with it, or choose another --out")
-    return out
-
-
-def tell(config: Config, summary: dict[str, Any], out: Path) -> None:
-    """The result of a run in two lines."""
-    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
-    reached = summary["rounds_to_target"] or f"{config.rounds}+"
-    target = f"; {config.target:g} % in round {reached}" if config.target else ""
-    how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
-    typer.echo(f"{config.method}: {accuracy}{target}; {how}")
-    typer.echo(f"written to {out}")
-
-
-def run_name(config: Config) -> str:
-    """The folder of a run that was given none."""
-    dataset = Path(config.dataset.removeprefix("npz:")).stem
-    return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
-
-
-def say(message: str) -> None:
-    """A line for the person, apart from the results."""
-    typer.echo(f"fedman: {message}", err=True)
 
 
 def stop(message: str, code: int) -> NoReturn:

@@ -16,14 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError
-from fedman.presets import PRESETS, paper_hyperparameters
+from fedman.presets import PRESETS, SWEEPS, paper_hyperparameters
 
 CUSTOM = "custom"  # arrays or a module handed over in Python
+MAX_BYTES = 1 << 20  # of a configuration file
+MAX_MISTAKES = 40  # in one message
 MODELS = ("cifar_cnn", "tiny_cnn", "small_cnn", "mlp", "resnet18_gn")
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -58,7 +61,7 @@ class Config(BaseModel):
     decayed: bool | None = Field(None, description="FedDC, SCAFFOLD: control states with the decayed rate")
 
     rounds: Count = Field(500, description="T, number of rounds")
-    epochs: Count = Field(5, description="E, local epochs a round")
+    epochs: Epochs = Field(5, description="E, local epochs a round")
     batch_size: Count = Field(50, description="B, samples a local step")
     lr: Positive = Field(0.1, description="η_0, local learning rate of round 0")
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.998, description="factor on the rate every round")
@@ -105,6 +108,8 @@ HYPERPARAMETERS = sorted({name for algorithm in ALGORITHMS for name in hyperpara
 
 def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
+    if preset in SWEEPS:
+        raise UserError(f"preset: {preset!r} is a sweep of many runs; use fedman sweep --preset {preset}")
     if preset is not None and preset not in PRESETS:
         raise UserError(f"preset: no preset named {preset!r}{nearest(preset, PRESETS)}")
     given = {**(PRESETS[preset] if preset else {}), **values}
@@ -112,23 +117,36 @@ def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
         f"{key}: no such key{nearest(key, Config.model_fields)}" for key in given if key not in Config.model_fields
     ]
     known = {key: value for key, value in given.items() if key in Config.model_fields}
-    wrong: set[str] = set()
     try:
         config = Config.model_validate(known)
     except ValidationError as error:
-        for e in error.errors():
-            key = str(e["loc"][0])
-            wrong.add(key)
-            mistakes.append(f"{key}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}")
+        wrong = {str(e["loc"][0]) for e in error.errors()}
+        mistakes += _told(error)
         config = Config.model_validate({k: v for k, v in known.items() if k not in wrong})
     mistakes += _cross_checks(config, known)
+    if len(mistakes) == 1:
+        raise UserError(mistakes[0])
     if mistakes:
-        raise UserError(mistakes[0] if len(mistakes) == 1 else "\n".join([f"{len(mistakes)} mistakes", *mistakes]))
+        more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
+        raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
     return _filled(config, bool(preset))
+
+
+def parsed(key: str, text: str) -> Any:
+    """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
+    try:
+        return getattr(Config.model_validate({key: text}), key)
+    except ValidationError as error:
+        raise UserError(_told(error)[0]) from None
+
+
+def _told(error: ValidationError) -> list[str]:
+    return [f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}" for e in error.errors()]
 
 
 def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
     """What one field cannot know alone: names, and which keys go together."""
+    yield from (f"{key}: has a NUL character" for key, value in known.items() if "\0" in str(value))
     if config.algorithm not in ALGORITHMS:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
     else:
@@ -193,11 +211,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The keys of a TOML file."""
     try:
         with open(path, "rb") as file:
-            values = tomllib.load(file)
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
+        values = tomllib.loads(content.decode())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())[:200]}") from None
     tables = [key for key, value in values.items() if isinstance(value, dict)]
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")

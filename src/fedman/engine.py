@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import statistics
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedman.algorithms import Algorithm, Local, State
+from fedman.algorithms import Algorithm, Fused, Local, State
 from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
-from fedman.errors import Diverged
+from fedman.errors import Diverged, UserError
+from fedman.federation import Federation, put, start, take
 from fedman.graphs import Graphs
-from fedman.local import Job, stack, train
+from fedman.local import Job, train
 from fedman.sampling import plan
 from fedman.stacked import Stacked
+from fedman.transfer import Fetched, send
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,32 @@ class Training:
     seed: int = 0
 
 
-@dataclass
-class Federation:
-    """The state of a run between rounds: all that a checkpoint must hold."""
+@dataclass(frozen=True)
+class Drawn:
+    """What a chunk of clients draws in a round: the part of a job that does not depend on the state."""
 
-    round: int  # rounds done
-    server: dict[str, Tensor]  # [P] each
-    memory: dict[str, Tensor]  # [N, P] each: what the clients keep
-    last: Tensor  # [N, P], x_k: everyone's most recent upload, the common start for those never seen
-    total: Tensor  # [P] in float64: the sum of `last`, weighted as the uploads are
-    sel: Tensor  # [P], the mean upload of the last round
-    seen: list[bool] = field(default_factory=list)  # [N], who has taken part
-    notes: dict[str, Any] = field(default_factory=dict)  # of an engine of another kind; plain enough for JSON
+    batches: Batches
+    hp: Local
+    clients: Tensor  # [S] on the device
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job done, or queued on the device."""
+
+    job: Job
+    w: Tensor  # [S, P]
+    figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a cohort's local work, before anyone has looked at it."""
+
+    memory: State
+    upload: State
+    names: list[str]
+    figures: Tensor  # [S, figures]: those of the works, and whether the upload is finite
 
 
 @dataclass(frozen=True)
@@ -85,11 +101,11 @@ class Engine:
         self.stacked, self.algorithm, self.samples, self.training = stacked, algorithm, samples, training
         self.device, self.dtype = torch.device(device), torch.float64 if precision == "fp64" else torch.float32
         stacked.accelerate(self.device, precision, samples.shape if samples.images else ())
-        self.fused = None
+        self.fused: Fused | None = None
         if stacked.kernels is not None:
-            from fedman.kernels import clip_update
+            from fedman.kernels import update
 
-            self.fused = clip_update
+            self.fused = update
         self.chunk = chunk or default_chunk(stacked, self.device)
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k
@@ -100,28 +116,15 @@ class Engine:
         self.graphs = Graphs() if self.device.type == "cuda" else None
         self.longest = samples.longest if self.graphs else None  # plans of one shape, where a graph wants it
         self._prepared: Tensor | None = None
+        self._ahead: dict[tuple[int, ...], Drawn] = {}
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(torch.get_num_threads())
         self._map = self._pool.map if self.device.type == "cpu" else map
 
     def start(self) -> Federation:
-        """Round 0: every client's last model is the common start, every memory is zero."""
+        """The state before the first round."""
         w = self.stacked.initial().to(self.device, self.dtype)
-        memory, last = self.tables(w)
-        return Federation(
-            round=0,
-            server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in self.algorithm.server},
-            memory=memory,
-            last=last,
-            total=w.double() * self.share.sum().item(),
-            sel=w,
-            seen=[False] * len(last),
-        )
-
-    def tables(self, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """What is kept for every client in round 0: `Federation.memory` and `Federation.last`."""
-        clients = len(self.samples.parts)
-        return {name: w.new_zeros(clients, len(w)) for name in self.algorithm.client}, w.repeat(clients, 1)
+        return start(w, self.algorithm, self.share.tolist())
 
     def everyone(self, state: Federation) -> Tensor:
         """`all`: the mean of all N clients' last models, the model whose accuracy the paper reports."""
@@ -129,19 +132,38 @@ class Engine:
 
     def round(self, state: Federation, cohort: list[int]) -> Outcome:
         """Play one round and bring `state` to its end. On `Stopped` or `Diverged` the state is left as it was."""
-        chunks = [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+        end = self.end(state, self.launch(state, cohort))
+        return self.settle(state, cohort, end, Fetched(end.figures).values())
+
+    def chunks(self, cohort: list[int]) -> list[list[int]]:
+        """The clients worked on together."""
+        return [cohort[i : i + self.chunk] for i in range(0, len(cohort), self.chunk)]
+
+    def launch(self, state: Federation, cohort: list[int]) -> list[Work]:
+        """The local steps of a cohort; on a GPU they are queued and the host is free."""
 
         def work(clients: list[int]) -> Work:
             job, stacked = self.job(state, clients), self._model()
             return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
 
-        with one_thread_each(self.device):
-            works = list(self._map(work, chunks))
-        return self.close(state, cohort, works)
+        while True:
+            chunks = self.chunks(cohort)
+            with one_thread_each(self.device), suppress(torch.OutOfMemoryError):
+                return list(self._map(work, chunks))
+            self.make_room(len(chunks[0]))
 
-    def job(self, state: Federation, clients: list[int]) -> Job:
-        """The local work of a chunk of clients in this round."""
-        how, t, device = self.training, state.round, self.device
+    def make_room(self, clients: int) -> None:
+        """So many clients at once were too many for the device's memory: half of them from now on."""
+        if clients == 1:
+            raise UserError("chunk: not even one client at a time fits into memory; use a smaller batch_size")
+        self.chunk = clients // 2
+        if self.graphs is not None:
+            self.graphs.clear()
+        warnings.warn(f"{clients} clients at once do not fit into memory; going on with {self.chunk}", stacklevel=2)
+
+    def draw(self, t: int, clients: list[int]) -> Drawn:
+        """Batches, learning rate and sizes of a chunk of clients in round t (counted from 0)."""
+        how, device = self.training, self.device
         drawn = plan(
             how.seed,
             t,
@@ -153,66 +175,76 @@ class Engine:
             pad=PAD if self.samples.augment else 0,
             longest=self.longest,
         )
-        hp = self.local(t, clients, drawn.steps)
-        batches = Batches(self.samples, clients, drawn, self.dtype, self.stacked.layout)
-        memory = {name: rows[clients] for name, rows in state.memory.items()}
-        return Job(batches, state.server, {**memory, **self.algorithm.begin(state.server, memory, hp)}, hp, how.zeta)
-
-    def local(self, t: int, clients: list[int], steps: list[int]) -> Local:
-        """What the local steps of these clients share in round t."""
-        how, device = self.training, self.device
-        return Local(
-            lr=torch.tensor(how.lr * how.lr_decay**t, dtype=self.dtype, device=device),
+        hp = Local(
+            lr=send(how.lr * how.lr_decay**t, device, self.dtype),
             lr0=how.lr,
             decay=how.weight_decay,
             clip=how.clip,
-            p=self.relative_size[clients, None].to(device, self.dtype),
-            steps=torch.tensor(steps, dtype=self.dtype, device=device)[:, None],
+            p=send(self.relative_size[clients, None].tolist(), device, self.dtype),
+            steps=send([[k] for k in drawn.steps], device, self.dtype),
             is_weight=self.is_weight,
             fused=self.fused,
         )
+        index = send(clients, device)
+        return Drawn(Batches(self.samples, index, drawn, self.dtype, self.stacked.layout), hp, index)
 
-    def close(self, state: Federation, cohort: list[int], works: list[Work]) -> Outcome:
-        """The end of a round: uploads, screening, the server's step, the clients' memories."""
+    def draw_ahead(self, t: int, cohort: list[int]) -> None:
+        """Draw for a round to come, while the device is busy with the one before it."""
+        self._ahead = {(t, *clients): self.draw(t, clients) for clients in self.chunks(cohort)}
+
+    def job(self, state: Federation, clients: list[int]) -> Job:
+        """The local work of a chunk of clients in this round."""
+        drawn = self._ahead.pop((state.round, *clients), None) or self.draw(state.round, clients)
+        memory = {name: take(rows, clients, drawn.clients) for name, rows in state.memory.items()}
+        memory |= self.algorithm.begin(state.server, memory, drawn.hp)
+        return Job(drawn.batches, state.server, memory, drawn.hp, self.training.zeta)
+
+    def end(self, state: Federation, works: list[Work]) -> End:
+        """What the cohort's local work comes to; nothing waits for the device yet."""
         ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
         memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
         figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
-        values = torch.stack([v.double() for v in figures.values()], 1).tolist()  # a round's one host sync
-        reports = [dict(zip(figures, row, strict=True)) for row in values]
+        return End(memory, upload, list(figures), torch.stack([v.double() for v in figures.values()], 1))
 
+    def settle(self, state: Federation, cohort: list[int], end: End, figures: list[list[float]]) -> Outcome:
+        """Screening, the server's step, the clients' memories. `figures` are those of `end`, on the host."""
+        reports = [dict(zip(end.names, row, strict=True)) for row in figures]
         good = [i for i, report in enumerate(reports) if report.pop("finite")]
         if not good:
             raise Diverged(f"round {state.round + 1}: the models of all {len(cohort)} clients are not finite")
-        ids, rows = [cohort[i] for i in good], {name: v[good] for name, v in upload.items()}
-        self.advance(state, ids, rows, state.last[ids])
-        state.last[ids] = rows["w"]
-        for name, v in memory.items():
-            state.memory[name][ids] = v[good]
-        return self.outcome(state, cohort, ids, [reports[i] for i in good])
-
-    def advance(self, state: Federation, ids: list[int], upload: State, last: Tensor) -> None:
-        """The server's part of a round: the mean of the uploads `[S, P]` of the clients `ids`, its step, the sums.
-
-        `last` holds what the same clients uploaded before. Wherever clients run, a round ends here.
-        """
-        share = [self.share[k].item() for k in ids]
-        mean = {name: (weighted_sum(v, share) / sum(share)).to(self.dtype) for name, v in upload.items()}
-        state.server = dict(self.algorithm.update(state.server, mean, len(ids) / len(self.samples.parts)))
+        ids = [cohort[i] for i in good]
+        clients, share = send(ids, self.device), [self.share[k].item() for k in ids]
+        upload, memory = dict(end.upload), dict(end.memory)
+        if len(good) < len(cohort):
+            rows = send(good, self.device)
+            upload, memory = ({name: v[rows] for name, v in part.items()} for part in (upload, memory))
+        total = {name: weighted_sum(v, share) for name, v in upload.items()}
+        mean = {name: (v / sum(share)).to(self.dtype) for name, v in total.items()}
+        state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
         state.sel = mean["w"]
-        state.total += weighted_sum(upload["w"], share) - weighted_sum(last, share)
+        state.total += total["w"] - weighted_sum(self.last(state, ids, clients), share)
+        self.keep(state, ids, clients, upload["w"], memory)
         for k in ids:
             state.seen[k] = True
+        lr = self.training.lr * self.training.lr_decay**state.round
         state.round += 1
-
-    def outcome(self, state: Federation, cohort: list[int], ids: list[int], reports: list[dict[str, float]]) -> Outcome:
-        """What the round that has just ended reports, from the figures of the clients `ids` that count."""
         return Outcome(
             cohort=list(cohort),
-            quarantined=[k for k in cohort if k not in ids],
-            lr=self.training.lr * self.training.lr_decay ** (state.round - 1),
-            loss=statistics.fmean(report["loss"] for report in reports),
-            man={name: statistics.fmean(report[name] for report in reports) for name in reports[0] if name != "loss"},
+            quarantined=[k for i, k in enumerate(cohort) if i not in good],
+            lr=lr,
+            loss=statistics.fmean(reports[i].pop("loss") for i in good),
+            man={name: statistics.fmean(reports[i][name] for i in good) for name in reports[good[0]]},
         )
+
+    def last(self, state: Federation, ids: list[int], clients: Tensor) -> Tensor:
+        """What these clients uploaded last, `[S, P]`."""
+        return take(state.last, ids, clients)
+
+    def keep(self, state: Federation, ids: list[int], clients: Tensor, w: Tensor, memory: State) -> None:
+        """Keep what these clients have uploaded now, and their new memories."""
+        put(state.last, ids, clients, w)
+        for name, rows in memory.items():
+            put(state.memory[name], ids, clients, rows)
 
     def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """A slice of the test set as the model wants it; prepared for the kernels once and kept."""
@@ -231,9 +263,16 @@ class Engine:
             self._own.stacked = self.stacked.copy()
         return self._own.stacked
 
-    @torch.no_grad()
-    def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
-        """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
+    def scores(self, w: Tensor) -> Tensor:
+        """`[2]` on the device: correct answers and summed cross-entropy of one model `[P]` on the test set."""
+        if self.graphs is None:
+            return self._scores(w)
+        carry = {"scores": torch.zeros(2, dtype=torch.float64, device=self.device)}
+        return self.graphs.run(
+            lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"])}, {"test": {"w": w}}, carry, 1
+        )["scores"]
+
+    def _scores(self, w: Tensor, batch: int | None = None) -> Tensor:
         n = len(self.samples.y_test)
         batch = batch or (100 if self.device.type == "cpu" else 10_000)
 
@@ -242,42 +281,20 @@ class Engine:
                 return self._model().scores(w, *self._test(lo, lo + batch))
 
         with one_thread_each(self.device):
-            right, ce = torch.stack(list(self._map(part, range(0, n, batch)))).sum(0).tolist()
-        return 100 * right / n, ce / n
+            return torch.stack(list(self._map(part, range(0, n, batch)))).sum(0)
 
+    def grade(self, scores: list[float]) -> tuple[float, float]:
+        """`scores`, on the host, as accuracy in percent and mean cross-entropy."""
+        n = len(self.samples.y_test)
+        return 100 * scores[0] / n, scores[1] / n
 
-@dataclass(frozen=True)
-class Work:
-    """A job done."""
-
-    job: Job
-    w: Tensor  # [S, P]
-    figures: dict[str, Tensor]  # [S] each: the loss, and the MAN term of every layer
-
-
-def play(runs: Sequence[tuple[Engine, Federation, list[int]]]) -> list[Outcome | Diverged]:
-    """A round of several runs at once, their cohorts stacked into one chunk; a run that diverged says so.
-
-    The runs have the same algorithm, model, data and training, but for ζ, seed and partition.
-    """
-    first = runs[0][0]
-    jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    with one_thread_each(first.device):
-        w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
-    sizes = [len(job) for job in jobs]
-    apart = {name: v.split(sizes) for name, v in figures.items()}
-    outcomes: list[Outcome | Diverged] = []
-    for i, (engine, state, cohort) in enumerate(runs):
-        work = Work(jobs[i], w.split(sizes)[i], {name: v[i] for name, v in apart.items()})
-        try:
-            outcomes.append(engine.close(state, cohort, [work]))
-        except Diverged as error:
-            outcomes.append(error)
-    return outcomes
+    def evaluate(self, w: Tensor, batch: int | None = None) -> tuple[float, float]:
+        """Accuracy in percent and mean cross-entropy of one model `[P]` on the test set."""
+        return self.grade(self._scores(w, batch).tolist())
 
 
 def _join(parts: Sequence[State]) -> dict[str, Tensor]:
-    return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    return {name: torch.cat([p[name] for p in parts]) if len(parts) > 1 else v for name, v in parts[0].items()}
 
 
 def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -20,14 +20,17 @@ from torch import Tensor, nn
 from fedman import checkpoint
 from fedman.assembly import make_engine, on_device
 from fedman.data import Dataset, load
-from fedman.engine import Engine, Federation, Outcome, play
+from fedman.engine import Engine, Outcome
 from fedman.errors import Diverged, Interrupted
+from fedman.federation import Federation
+from fedman.flight import Flight, launch
 from fedman.local import Stopped
 from fedman.records import (
     LOCAL,
     RunFolder,
     finished,
     read_rounds,
+    refuse_used,
     to_toml,
     version,
     write_json,
@@ -44,6 +47,7 @@ from fedman.runtime import (
     tensorboard,
 )
 from fedman.sampling import cohort
+from fedman.transfer import Fetched
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -84,6 +88,8 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
+    if out is not None and not resume:
+        refuse_used(Path(out))
     if out is not None and resume and (done := finished_result(config, out)):
         return done
     data = data or load(config.dataset, config.data_dir)
@@ -149,6 +155,7 @@ class Run:
         self.state, self.before, self.log = engine.start(), 0.0, None
         self.beside = 1  # runs stacked together
         self.records: list[dict[str, Any]] = []
+        self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
         if folder:
             found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
             self.state, self.before = found or (self.state, 0.0)
@@ -161,18 +168,32 @@ class Run:
         """Seconds, those before a resume included. Of runs stacked together, each has its share of the time."""
         return self.before + (time.perf_counter() - self.started) / self.beside
 
-    def cohort(self) -> list[int]:
-        """The clients of the round to come."""
-        self.clock = time.perf_counter()
+    def cohort(self, t: int) -> list[int]:
+        """The clients of round t, counted from 0."""
         c = self.config
-        return cohort(self.state.round, c.clients, c.participation, c.cohort, c.schedule_seed)
+        return cohort(t, c.clients, c.participation, c.cohort, c.schedule_seed)
 
-    def record(self, outcome: Outcome) -> None:
-        """After a round: evaluate, write, save, tell."""
-        record = {"round": self.state.round, **vars(outcome)}
-        record |= evaluate(self.config, self.engine, self.state)
+    def evaluate(self, outcome: Outcome) -> None:
+        """After a round: start to evaluate what is due. The record follows when the figures are there."""
+        self.pending = outcome, evaluate(self.config, self.engine, self.state)
+        if self.engine.device.type == "cpu":
+            self.record()
+
+    def record(self) -> None:
+        """Write the record of the round that was evaluated, if there is one; save; tell."""
+        if self.pending is None:
+            return
+        (outcome, scores), self.pending = self.pending, None
+        graded = {name: self.engine.grade(v.values()) for name, v in scores.items()}
         now = time.perf_counter()
-        record["seconds"] = round((now - self.clock) / self.beside, 4)
+        record = {
+            "round": self.state.round,
+            **vars(outcome),
+            "accuracy": {name: accuracy for name, (accuracy, _) in graded.items()},
+            "test_loss": {name: loss for name, (_, loss) in graded.items()},
+            "seconds": round((now - self.clock) / self.beside, 4),
+        }
+        self.clock = now
         self.records.append(record)
         if self.folder:
             self.folder.append(record)
@@ -233,35 +254,40 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
         t = min(run.state.round for i, run in enumerate(runs) if i not in ends)
         now = [i for i, run in enumerate(runs) if i not in ends and run.state.round == t]
         for i in [i for i in now if t >= runs[i].config.rounds]:
+            runs[i].record()
             ends[i] = runs[i].finish()
             now.remove(i)
         if not now:
             continue
         try:
-            outcomes = _round([runs[i] for i in now])
+            flight = _launch([runs[i] for i in now])
         except Stopped:
             for i, run in enumerate(runs):
                 if i not in ends:
+                    run.record()
                     run.keep()
             where = " ".join(str(run.folder.path) for run in runs if run.folder)
             how = f": fedman run --out {where} --resume" if len(runs) == 1 else " the same command"
             raise Interrupted(caught[0], f"round {t} is saved in {where}; go on with{how}") from None
-        for i, outcome in zip(now, outcomes, strict=True):
+        for i in now:
+            runs[i].record()
+        for i, outcome in zip(now, flight.land(), strict=True):
             if isinstance(outcome, Diverged):
                 runs[i].diverged(outcome)
                 ends[i] = outcome
             else:
-                runs[i].record(outcome)
+                runs[i].evaluate(outcome)
     return [ends[i] for i in range(len(runs))]
 
 
-def _round(runs: list[Run]) -> list[Outcome | Diverged]:
-    if len(runs) > 1:
-        return play([(run.engine, run.state, run.cohort()) for run in runs])
-    try:
-        return [runs[0].engine.round(runs[0].state, runs[0].cohort())]
-    except Diverged as error:
-        return [error]
+def _launch(runs: list[Run]) -> Flight:
+    """Start the next round of these runs, and on a GPU draw for the one after it."""
+    flight = launch([(run.engine, run.state, run.cohort(run.state.round)) for run in runs])
+    for run in runs:
+        after = run.state.round + 1
+        if run.engine.device.type == "cuda" and after < run.config.rounds:
+            run.engine.draw_ahead(after, run.cohort(after))
+    return flight
 
 
 def finished_result(config: Config, out: str | Path) -> Result | None:
@@ -289,20 +315,16 @@ def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
     return {"all": engine.everyone(state), **models} if engine.keeps_all else models
 
 
-def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Any]:
-    """Test accuracy in percent and test loss of the models that are due after this round."""
+def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Fetched]:
+    """The scores, on their way to the host, of the models that are due after this round."""
     done, last = state.round, state.round == config.rounds
-    accuracy: dict[str, float] = {}
-    loss: dict[str, float] = {}
+    scores: dict[str, Fetched] = {}
     for name, w in averages(engine, state).items():
         every = config.eval_every if name == "all" else config.eval_others_every
-        if not (last or done % every == 0):
-            continue
-        if name == "cloud" and "sel" in accuracy and torch.equal(w, state.sel):
-            accuracy[name], loss[name] = accuracy["sel"], loss["sel"]
-        else:
-            accuracy[name], loss[name] = engine.evaluate(w)
-    return {"accuracy": accuracy, "test_loss": loss}
+        if last or done % every == 0:
+            same = name == "cloud" and "sel" in scores and w is state.sel
+            scores[name] = scores["sel"] if same else Fetched(engine.scores(w))
+    return scores
 
 
 def rounds_to_target(records: list[dict[str, Any]], target: float | None) -> int | None:

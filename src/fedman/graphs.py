@@ -2,11 +2,13 @@
 
 A graph has fixed shapes and fixed addresses. So there is one graph per shape of the inputs (that is, per number of
 clients), its inputs are copied to their places once a round, and the step's number is a counter on the device. A graph
-holds a few steps, so that what they carry on is copied back to its place less often.
+holds a few steps, so that what they carry on is copied back to its place less often. A step that cannot be captured (a
+user's model may ask the host something) runs as it is, step by step.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,16 +25,34 @@ class Graphs:
     """Captured steps by the shapes of their inputs. They share their memory, since only one runs at a time."""
 
     def __init__(self) -> None:
-        self._captured: dict[object, _Captured] = {}
+        self._captured: dict[object, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
+
+    def clear(self) -> None:
+        """Let go of all graphs and their memory."""
+        self._captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
 
     def run(self, step: Step, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
         """The carry after `steps` steps."""
         key = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())
         if key not in self._captured:
             several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
-            self._captured[key] = _Captured(step, inputs, carry, several, self._pool)
-        return self._captured[key].replay(inputs, carry, steps)
+            try:
+                self._captured[key] = _Captured(step, inputs, carry, several, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._captured[key] = None
+                warnings.warn(f"no CUDA graph of this model, which is slower: {error}", stacklevel=2)
+        captured = self._captured[key]
+        if captured is not None:
+            return captured.replay(inputs, carry, steps)
+        for j in range(steps):
+            device = next(iter(carry.values())).device
+            carry = step(inputs, torch.full((1,), j, device=device), carry)
+        return dict(carry)
 
 
 class _Captured:
@@ -40,21 +60,29 @@ class _Captured:
         self.several = several
         self.inputs = {group: {k: v.clone() for k, v in tensors.items()} for group, tensors in inputs.items()}
         self.carry = {name: v.contiguous().clone() for name, v in carry.items()}
-        self.j = torch.zeros(1, dtype=torch.int64, device=self.carry["w"].device)
+        device = next(iter(self.carry.values())).device
+        self.j = torch.zeros(1, dtype=torch.int64, device=device)
+        self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up outside the capture
-            for _ in range(2):
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # kernels are compiled and libraries set up outside the capture
                 step(self.inputs, self.j, self.carry)
+            stream.synchronize()
+            self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
+            try:
+                self._record(step)
+            finally:
+                self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            now: Tensors = self.carry
-            for _ in range(several):
-                now = step(self.inputs, self.j, now)
-                self.j.add_(1)
-            for name, v in now.items():
-                self.carry[name].copy_(v)
+
+    def _record(self, step: Step) -> None:
+        now: Tensors = self.carry
+        for _ in range(self.several):
+            now = step(self.inputs, self.j, now)
+            self.j.add_(1)
+        for name, v in now.items():
+            self.carry[name].copy_(v)
 
     def replay(self, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
         for group, tensors in inputs.items():

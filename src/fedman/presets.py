@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _PAPER: dict[str, Any] = {
@@ -37,6 +38,54 @@ PRESETS["digits"] = {
     "lr_decay": 0.998,
     "zeta": 0.05,
 }
+
+METHODS = ("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed")
+"""The algorithms of the paper's tables, each with and without MAN."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs over all combinations of the values of `axes`, on top of the preset `base`."""
+
+    base: str
+    axes: dict[str, tuple[str, ...]]
+
+
+def _grid(dataset: str, algorithms: tuple[str, ...], zetas: tuple[float, ...], **axes: tuple[str, ...]) -> Grid:
+    shared = {"algorithm": algorithms, "partition": ("dir0.3",), "zeta": tuple(f"{zeta:g}" for zeta in zetas)}
+    return Grid(f"{dataset}-dir0.3", {**shared, "seed": ("0",), **axes})
+
+
+def _table(dataset: str) -> Grid:
+    """A table of the paper: 12 methods, 3 partitions, 3 seeds."""
+    partitions = ("dir0.3", "dir0.6", "iid")
+    return _grid(dataset, METHODS, (0, ZETA[dataset]), partition=partitions, seed=("0", "1", "2"))
+
+
+SWEEPS: dict[str, tuple[Grid, ...]] = {
+    "paper-cifar100": (_table("cifar100"),),
+    "paper-tiny-imagenet": (_table("tiny-imagenet"),),
+    "paper-cifar10": (_table("cifar10"),),
+    "paper-zeta": (
+        _grid("cifar100", ("fedavg",), (0, 0.05, 0.075, 0.1, 0.15, 0.3, 0.6, 1, 1.5, 3), seed=("0", "1", "2")),
+    ),
+    "paper-hessian": (_grid("cifar100", METHODS, (0, ZETA["cifar100"]), partition=("dir0.3", "dir0.6")),),
+    "paper-variants": (
+        _grid("cifar100", METHODS, (0.15,), man_logits=("false",)),
+        _grid("cifar100", ("fedsam", "fedasam"), (0.3,), partition=("dir0.3", "iid")),
+        _grid("cifar100", ("fedavg", "feddc"), (0, 0.15), cohort=("fixed",)),
+        _grid("cifar100", ("fedspeed",), (0, 0.15), stale_ascent=("true",)),
+        _grid("cifar100", ("feddc",), (0, 0.15), decayed=("true",)),
+        _grid("cifar100", ("fedasam",), (0,), partition=("iid",), rho=("0.1",)),
+    ),
+    "paper-tiny-variants": (
+        _grid(
+            "tiny-imagenet", ("fedavg", "feddyn", "feddc", "fedspeed"), (0.1,),
+            man_variant=("tiny-code",), man_logits=("false",),
+        ),
+    ),
+}  # fmt: skip
+"""The paper's tables and figures, and the readings on which paper and code disagree (docs/paper.md)."""
 
 
 def paper_hyperparameters(algorithm: str, dataset: str, partition: str, man: bool) -> dict[str, float]:

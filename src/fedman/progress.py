@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,41 +32,43 @@ def described(record: dict[str, Any]) -> str:
 @contextmanager
 def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Follows one run."""
-    with sweep_progress([rounds]) as on_cell:
+    with sweep_progress({0: (rounds, rounds)}, 1) as on_cell:
         yield on_cell(0, title)
 
 
 @contextmanager
-def sweep_progress(rounds: list[int]) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
-    """Follows runs of so many rounds: call it with a run's number and name."""
+def sweep_progress(
+    work: Mapping[int, tuple[int, float]], total: int
+) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
+    """Follows the runs that are left of `total`, given by number as (rounds, cost): call it with number and name.
+
+    The time left is that of the work done since the start, scaled to the cost of what is to come.
+    """
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[figures]}"), TimeElapsedColumn(), TimeRemainingColumn(), console=console,
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"), console=console,
     )  # fmt: skip
-    terminal = console.is_terminal
-    task = bar.add_task("", total=sum(rounds), figures="")
-    started, said, fresh = time.monotonic(), 0.0, 0
-    done_by: dict[int, int] = {}
+    terminal, whole = console.is_terminal, sum(cost for _, cost in work.values())
+    task = bar.add_task("", total=whole, figures="", left="")
+    started, said, fresh = time.monotonic(), 0.0, 0.0
+    played = dict.fromkeys(work, 0)
 
     def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
-        done_by[i] = 0
-        number = f"[{i + 1}/{len(rounds)}] " if len(rounds) > 1 else ""
+        number = f"[{i + 1}/{total}] " if total > 1 else ""
+        rounds, cost = work[i]
 
         def advance(record: dict[str, Any]) -> None:
             nonlocal said, fresh
-            figures = described(record)
-            done_by[i], fresh = record["round"], fresh + 1
-            done = sum(done_by.values())
-            bar.update(task, completed=done, description=number + name, figures=figures)
-            now, last = time.monotonic(), record["round"] == rounds[i]
+            figures = f"round {record['round']}/{rounds} {described(record)}"
+            played[i], fresh = record["round"], fresh + cost / rounds
+            done = sum(work[k][1] * t / work[k][0] for k, t in played.items())
+            now, last = time.monotonic(), record["round"] == rounds
+            left = f"{duration((now - started) / fresh * (whole - done))} left"
+            bar.update(task, completed=done, description=number + name, figures=figures, left=left)
             if not terminal and (last or now - said >= EVERY):
                 said = now
-                left = (now - started) / fresh * (sum(rounds) - done)
-                print(
-                    f"{number}{name} round {record['round']}/{rounds[i]} {figures} {left:.0f} s left",
-                    file=sys.stderr,
-                )
+                print(f"{number}{name} {figures} {left}", file=sys.stderr)
 
         return advance
 
@@ -77,6 +79,20 @@ def sweep_progress(rounds: list[int]) -> Iterator[Callable[[int, str], Callable[
         yield on_cell
 
 
+def duration(seconds: float) -> str:
+    """In the units a person would use.
+
+    >>> duration(42), duration(400), duration(7500)
+    ('42 s', '6 min 40 s', '2 h 05 min')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
 @contextmanager
 def data_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Follows transfers and the decoding of images: call it with what, how much is done, and of how much (or 0)."""
@@ -85,6 +101,25 @@ def data_progress() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+
+@contextmanager
+def work_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """`data_progress` for long work: off a terminal a line now and then says how far it is."""
+    if Console(stderr=True).is_terminal:
+        with data_progress() as follow:
+            yield follow
+        return
+    said, before = time.monotonic(), ""
+
+    def line(what: str, done: int, total: int) -> None:
+        nonlocal said, before
+        now = time.monotonic()
+        if what != before or now - said >= EVERY:
+            said, before = now, what
+            print(f"{what} {done}/{total}", file=sys.stderr)
+
+    yield line
 
 
 def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:

@@ -7,11 +7,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
+
+from safetensors import SafetensorError
 
 from fedman.errors import UserError
 
@@ -33,21 +37,34 @@ def version() -> str:
     return f"{release}{'.' if '+' in release else '+'}{source.hexdigest()[:12]}"
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, a folder that is gone or read-only: one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make the file under another name, then put it in place: a reader sees all of it or nothing."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(staged)
-        with open(staged, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with writing(path):
+        try:
+            write(staged)
+            with open(staged, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(staged, path)
+        finally:
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -85,24 +102,31 @@ class RunFolder:
         except OSError:
             self._lock.close()
             raise UserError(f"{self.path}: another run is writing to this folder") from None
+        for file in (self.config, self.rounds, self.summary, self.diverged, self.model):
+            for staged in self.path.glob(f".{file.name}.*"):  # by a process that was killed
+                with writing(staged):
+                    staged.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
         for file in (self._lines, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # a line that a full disk refused is tried again here
+                    file.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more line in `rounds.jsonl`."""
-        if self._lines is None:
-            self._lines = open(self.rounds, "ab")  # noqa: SIM115 (held until __exit__)
-        self._lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        self._lines.flush()
+        with writing(self.rounds):
+            if self._lines is None:
+                self._lines = open(self.rounds, "ab")  # noqa: SIM115 (held until __exit__)
+            self._lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            self._lines.flush()
 
     def sync(self) -> None:
         """Bring the lines to the disk, before a checkpoint that relies on them."""
         if self._lines is not None:
-            os.fsync(self._lines.fileno())
+            with writing(self.rounds):
+                os.fsync(self._lines.fileno())
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Drop the records after round `rounds` and return the rest."""
@@ -132,6 +156,13 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def refuse_used(folder: Path) -> None:
+    """A run that starts anew must not overwrite another."""
+    if (folder / "config.toml").exists():
+        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
+        raise UserError(f"{folder}: holds a run already; {how}")
+
+
 def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The summary of a finished run, or its note of divergence; None if there is work left."""
     for name in ("summary.json", "diverged.json"):
@@ -145,6 +176,8 @@ def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
             changed = sorted(k for k in {*before, *config} if before.get(k) != config.get(k) and k not in LOCAL)
             if changed:
                 raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
+            if "diverged" not in summary:
+                shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # there if killed in its last moment
             return summary
     return None
 

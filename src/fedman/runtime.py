@@ -50,12 +50,12 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM set `stopping`, which ends a round early; the list holds the signal that came."""
+    """SIGINT and SIGTERM set `stopping`, which ends a round early; the list holds the signal. A second one kills."""
     caught: list[int] = []
 
     def handle(signum: int, frame: object) -> None:
-        if caught:
-            signal.signal(signum, signal.SIG_DFL)  # a second one means it
+        for s in before:
+            signal.signal(s, signal.SIG_DFL)
         caught.append(signum)
         stopping.set()
 

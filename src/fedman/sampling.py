@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedman.transfer import send
+
 
 def cohort(t: int, clients: int, participation: float, kind: str = "bernoulli", seed: int = 0) -> list[int]:
     """The clients S_t of round t (counted from 0), ascending.
@@ -102,8 +104,8 @@ def plan(
     ragged = any(n != batch for row in counts for n in row) or len(set(map(len, counts))) > 1
     counts = [row + [0] * (steps - len(row)) for row in counts]
 
-    client = torch.tensor(clients, device=device)[:, None, None]
-    size = torch.tensor(sizes, device=device)[:, None, None]
+    client = send(clients, device)[:, None, None]
+    size = send(sizes, device)[:, None, None]
     epoch = torch.arange(epochs, device=device)[None, :, None]
     position = torch.arange(longest, device=device)
     key = bits(seed, t, client, epoch, position, device=device)

@@ -1,6 +1,7 @@
 """Where algorithms must coincide, whatever the data (protocol §9)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from cases import CASES
 from federations import COHORTS, SIZES, TRAINING, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS, Local
-from fedman.algorithms.base import sgd
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
+from fedman.algorithms.steps import climb, norm, sgd
 from fedman.stacked import flatten
 
 
@@ -169,3 +170,16 @@ def test_a_step_is_pure_and_keeps_its_dtype(case):
 def test_common_start_comes_from_the_module():
     assert torch.equal(engine().start().server["w"], flatten(network()))
     assert samples().sizes(range(6)) == SIZES
+
+
+def test_norms_run_over_the_last_axis():
+    g = torch.randn(2, 3, 5)
+    torch.testing.assert_close(norm(g), g.square().sum(-1, keepdim=True).sqrt())
+
+
+def test_fused_kernels_take_the_place_of_the_formulas():
+    one = torch.ones(2, 1)
+    fused = SimpleNamespace(clip_update=lambda w, g, *rest: w + g, climb=lambda w, s, rho, *rest: w + rho * s)
+    hp = Local(torch.tensor(0.1), 0.1, 0.01, 0.5, one, one, one > 0, fused=fused)
+    assert torch.equal(sgd(one, 2 * one, hp), 3 * one)
+    assert torch.equal(climb(one, 2 * one, 5.0, hp), 11 * one)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_bad_files import Range
-
-from fedman.data import catalog
-
-SMALL = {
-    "cifar10": {"train": 10, "test": 4},
-    "cifar100": {"train": 8, "test": 4},
-    "tiny-imagenet": {"train": 6, "test": 3, "classes": 3, "shape": (3, 16, 16)},
-    "mnist": {"train": 6, "test": 4},
-    "fashion-mnist": {"train": 6, "test": 4},
-}
+from data_bad_files import Range, shrink
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +18,8 @@ def own_data_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogue with the counts of SMALL."""
-    for name, facts in SMALL.items():
-        monkeypatch.setitem(catalog.SPECS, name, replace(catalog.SPECS[name], **facts))
+    """The catalogue with the counts of small files."""
+    shrink(monkeypatch)
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from fedman import data
+from fedman.data import catalog
 from fedman.errors import UserError
 
 Files = dict[str, bytes]
@@ -18,6 +20,21 @@ Build = Callable[[Path], object]
 Change = Callable[[Files], object]
 BOMB = 64 << 20
 ROOM = 16 << 20  # what a loader may take for the small data sets, bombs or not
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "cifar10": {"train": 10, "test": 4},
+    "cifar100": {"train": 8, "test": 4},
+    "tiny-imagenet": {"train": 6, "test": 3, "classes": 3, "shape": (3, 16, 16)},
+    "mnist": {"train": 6, "test": 4},
+    "fashion-mnist": {"train": 6, "test": 4},
+}
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue with the counts of SMALL."""
+    for name, facts in SMALL.items():
+        monkeypatch.setitem(catalog.SPECS, name, replace(catalog.SPECS[name], **facts))
 
 
 class Case(NamedTuple):

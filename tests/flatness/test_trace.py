@@ -10,13 +10,18 @@ import torch.nn.functional as F
 from flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 from fedman.errors import UserError
-from fedman.flatness import Hessian, hutchinson, hutchpp
+from fedman.flatness import Hessian, eigenpairs, hutchinson, hutchpp
 from fedman.flatness.trace import student_t
 
 BOTH = pytest.mark.parametrize("estimate", [hutchinson, hutchpp])
 
 
-@BOTH
+def after_lanczos(operator, *, seed: int, **options):
+    """Hutch++ on what the recurrence of the top eigenvalue has left."""
+    return hutchpp(operator, sketch=eigenpairs(operator, seed=seed).lanczos, seed=seed + 1, **options)
+
+
+@pytest.mark.parametrize("estimate", [hutchinson, hutchpp, after_lanczos])
 @pytest.mark.parametrize("decay", [0.3, 1.0])
 def test_the_interval_holds_the_trace_in_at_least_95_of_100_seeds(estimate, decay: float) -> None:
     operator = Matrix(random_symmetric(80, 0, decay))
@@ -58,6 +63,19 @@ def test_hutchpp_needs_fewer_products_where_few_eigenvalues_dominate() -> None:
     operator = Matrix(random_symmetric(300, 0, 1.5))
     plain, better = hutchinson(operator, max_probes=20_000), hutchpp(operator, max_probes=20_000)
     assert better.products < plain.products / 2
+
+
+def test_a_lanczos_basis_is_a_sketch_for_nothing() -> None:
+    operator = Matrix(random_symmetric(300, 0, 1.5))
+    found = eigenpairs(operator, 10)
+    rows = found.lanczos.basis()
+    assert len(rows) == found.products
+    assert torch.allclose(rows @ rows.T, torch.eye(len(rows), dtype=torch.float64), atol=1e-12)
+    assert float((rows @ operator.matrix @ rows.T).trace()) == pytest.approx(sum(found.lanczos.alpha), rel=1e-12)
+    before = operator.products
+    result = hutchpp(operator, sketch=found.lanczos, seed=1)
+    assert operator.products - before == result.products == result.probes
+    assert result.products < hutchpp(operator, seed=1).products / 2
 
 
 def test_a_diagonal_matrix_is_exact_after_the_least_number_of_probes() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from fedman.runtime import matmul_precision
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the tests import one
@@ -20,5 +23,7 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed_and_exact_reference() -> Iterator[None]:
     torch.manual_seed(20240104)
+    with matmul_precision("fp32"):  # cuDNN's own default is TF32
+        yield

@@ -15,6 +15,9 @@ TOLERANCE = {
     "bf16": 4e-2 if INTERPRETED else 2e-2,  # the interpreter cuts the mantissa off instead of rounding
 }
 
+GRADIENT = {"ieee": 1e-5, "tf32": 6e-2, "bf16": 3e-1}
+"""Of a whole model's gradient: in a small model one rounding that flips a ReLU or a pool's maximum shows."""
+
 
 def relative(value: Tensor, reference: Tensor) -> float:
     """‖value − reference‖ / ‖reference‖ in float64; infinite where the shapes differ or a NaN hides."""

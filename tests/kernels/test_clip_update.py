@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from kernel_checks import relative
 
-from fedman.kernels import clip_update, reference
+from fedman.algorithms import Local
+from fedman.algorithms.steps import climb
+from fedman.kernels import clip_update, reference, update
 
 
 @pytest.mark.parametrize(("clients", "size"), [(1, 5), (3, 8192), (2, 20_001)])
@@ -39,3 +42,16 @@ def test_rows_are_apart_and_zero_rate_keeps(device: torch.device) -> None:
     assert torch.equal(out[:1], alone)
     assert out[1].isnan().all()
     assert torch.equal(out[2], w[2])
+
+
+@pytest.mark.parametrize(("clients", "size"), [(1, 5), (3, 8192), (2, 20_001)])
+@pytest.mark.parametrize("eta", [None, 0.2])
+def test_climb_equals_formula(clients: int, size: int, eta: float | None, device: torch.device) -> None:
+    w, s = torch.randn(2, clients, size, device=device)
+    s[0] *= 1e-3
+    is_weight = torch.rand(size, device=device) < 0.7
+    one = torch.ones((), device=device)
+    hp = Local(one, 0.1, 0.0, 10.0, one, one, is_weight)
+    expected = climb(w.double(), s.double(), 0.5, hp, 1e-7, eta)
+    assert relative(update.climb(w, s, 0.5, 1e-7, eta, is_weight) - w, expected - w) < 1e-5
+    assert relative(climb(w, s, 0.5, replace(hp, fused=update), 1e-7, eta) - w, expected - w) < 1e-5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from fedman.algorithms.base import Algorithm, Local, State
+from fedman.algorithms.base import Algorithm, Fused, Local, State
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedavg import FedAvg
 from fedman.algorithms.feddc import FedDC
@@ -31,4 +31,4 @@ def hyperparameters(name: str) -> dict[str, float | bool]:
     return {f.name: f.default for f in fields(ALGORITHMS[name])}  # type: ignore[misc]
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Local", "State", "hyperparameters"]
+__all__ = ["ALGORITHMS", "Algorithm", "Fused", "Local", "State", "hyperparameters"]

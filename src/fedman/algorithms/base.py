@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,16 @@ State = Mapping[str, "Tensor"]
 """Named flat vectors: the server's `[P]`, a cohort's `[S, P]`."""
 
 Grad = Callable[["Tensor"], "Tensor"]
+
+
+class Fused(Protocol):
+    """GPU kernels that do what `sgd` and `climb` say, in fewer passes over memory."""
+
+    @property
+    def clip_update(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def climb(self) -> Callable[..., Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Local:
     p: Tensor  # [S, 1], p_k = n_k·N / Σn, a client's size relative to the mean (1 when balanced)
     steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
     is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
-    fused: Callable[..., Tensor] | None = None  # a GPU kernel that does what `sgd` says
+    fused: Fused | None = None
 
 
 @dataclass(frozen=True)
@@ -67,26 +77,3 @@ class Algorithm:
 
 Scratch = tuple["Tensor", State]
 """A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""
-
-
-def norm(g: Tensor) -> Tensor:
-    """‖g‖₂ of every row, `[S, 1]`."""
-    return g.norm(dim=-1, keepdim=True)
-
-
-def clip_factor(g: Tensor, bound: float) -> Tensor:
-    """min(1, C / (‖g‖₂ + 1e-6)) of every row, `[S, 1]`: clip(g) = g · clip_factor(g)."""
-    return (bound / (norm(g) + 1e-6)).clamp(max=1)
-
-
-def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
-    """w − η(clip(g) + (λ + extra)·w): `g` is inside the clip, weight decay outside it."""
-    if hp.fused is not None:
-        return hp.fused(w, g, hp.lr, hp.clip, hp.decay, extra_decay)
-    shrunk = w * (1 - hp.lr * (hp.decay + extra_decay))
-    return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
-
-
-def ascent(s: Tensor, rho: float, eps: float = 1e-16) -> Tensor:
-    """e = ρ·s / (‖s‖₂ + ε): the step of length ρ up the gradient, from which SAM-type methods look back."""
-    return s * (rho / (norm(s) + eps))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedman.algorithms.base import Algorithm, Grad, Local, State, norm, sgd
+from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.steps import climb, sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,4 @@ class FedASAM(Algorithm):
     eta: float = 0.2  # η_a
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        T = (w.abs() + self.eta).where(hp.is_weight, 1)
-        Ts = T * grad(w)
-        e = T * Ts * (self.rho / (norm(Ts) + 1e-16))
-        return sgd(w, grad(w + e), hp)
+        return sgd(w, grad(climb(w, grad(w), self.rho, hp, eta=self.eta)), hp)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedman.algorithms.base import Algorithm, Grad, Local, State, sgd
+from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.steps import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedman.algorithms.base import Algorithm, Grad, Local, State, ascent, sgd
+from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.steps import climb, sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,5 +22,4 @@ class FedSAM(Algorithm):
     rho: float = 0.05
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        e = ascent(grad(w), self.rho)
-        return sgd(w, grad(w + e), hp)
+        return sgd(w, grad(climb(w, grad(w), self.rho, hp)), hp)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedman.errors import UserError
-from fedman.flatness.data import Loss
+from fedman.flatness.data import Batches, Loss, call
 from fedman.flatness.lanczos import eigenpairs
-from fedman.flatness.operator import Hessian, Mean, select
+from fedman.flatness.operator import Hessian, Mean, Progress, select
 
 
 def layers(model: nn.Module) -> dict[str, list[str]]:
@@ -26,6 +28,27 @@ def layer_hessians(model: nn.Module, loss: Loss, batches: Any, **options: Any) -
     """The diagonal block of each layer, one at a time; `options` are `Hessian`'s."""
     for name, parameters in layers(model).items():
         yield name, Hessian(model, loss, batches, parameters=parameters, **options)
+
+
+def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_size: int | None) -> dict[str, float]:
+    """The mean over samples of ‖a‖², a being what each layer is fed; layers that are called with tensors alone."""
+    device = next(model.parameters()).device
+    data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
+    model = copy.deepcopy(model).to(device, dtype).eval()
+    names = {module: name for name, module in model.named_modules() if name in layers(model)}
+    totals: dict[str, Tensor] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            square = args[0].double().square().sum() / data.samples
+            totals[names[module]] = totals.get(names[module], 0) + square
+
+    for module in names:
+        module.register_forward_pre_hook(note)
+    with torch.no_grad():
+        for _, x, _ in data:
+            call(model, x)
+    return {name: float(total) for name, total in totals.items()}
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,7 @@ def client_eigenvalues(
     weights: Sequence[float] | None = None,
     tol: float = 1e-4,
     seed: int = 0,
+    progress: Progress | None = None,
     **options: Any,
 ) -> ClientBound:
     """The top eigenvalue of every client's loss at one model, their mean, and that of the mean loss.
@@ -61,7 +85,11 @@ def client_eigenvalues(
         raise UserError(f"weights: {list(weights)}, {len(clients)} shares that are not negative are needed")
     shares = [w / sum(weights) for w in weights]
     hessians = [Hessian(model, loss, batches, **options) for batches in clients]
-    pairs = [eigenpairs(h, 1, tol=tol, seed=seed) for h in hessians]
+    pairs = []
+    for h in hessians:
+        pairs.append(eigenpairs(h, 1, tol=tol, seed=seed))
+        if progress is not None:
+            progress(len(pairs), len(hessians))
     whole = eigenpairs(Mean(hessians, shares), 1, tol=tol, seed=seed)
     values = [float(p.values[0]) for p in pairs]
     return ClientBound(

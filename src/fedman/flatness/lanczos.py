@@ -74,6 +74,10 @@ class Lanczos:
             total.addmm_(part.T, block[: len(part)])
         return total
 
+    def basis(self) -> Tensor:
+        """Q `[m, P]`, the orthonormal rows that have been multiplied; tr QHQᵀ is the sum of `alpha`."""
+        return torch.cat(self._blocks)[: self.steps]
+
     def _append(self, row: Tensor) -> None:
         if self._rows % BLOCK == 0:
             self._blocks.append(row.new_zeros(BLOCK, len(row)))
@@ -97,6 +101,7 @@ class Eigenpairs:
     residuals: Tensor  # [k], of the recurrence
     converged: Tensor  # [k] bool: residual ≤ tol · max|λ|
     products: int
+    lanczos: Lanczos  # the recurrence they come from
 
     def check(self, operator: Operator) -> Tensor:
         """‖Hv − λv‖ `[k]` measured with k further products."""
@@ -155,4 +160,4 @@ def eigenpairs(
             check_at, last = m + max(5, m // 20), values[chosen]
         if lanczos.exhausted:
             lanczos.restart(fresh())
-    return Eigenpairs(values[chosen], lanczos.lift(vectors[:, chosen]), residuals[chosen], good, m)
+    return Eigenpairs(values[chosen], lanczos.lift(vectors[:, chosen]), residuals[chosen], good, m, lanczos)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -41,7 +42,8 @@ class Hessian:
 
     The model is copied in eval mode, the caller's is not touched. `parameters` names the block of H that is meant:
     parameters, modules, or patterns such as `*.bias`; a vector has their entries in the order of
-    `model.parameters()`. Products are fp32 without TF32 unless `dtype` says float64. `products` counts vectors.
+    `model.parameters()`. Products are fp32 without TF32 unless `dtype` says float64; `tf32` allows TF32 on CUDA, three
+    digits for some speed. `products` counts vectors.
 
     >>> hessian = Hessian(nn.Linear(3, 1), nn.functional.mse_loss, (torch.ones(5, 3), torch.ones(5, 1)))
     >>> hessian(torch.ones(1, hessian.size))
@@ -61,6 +63,7 @@ class Hessian:
         limit: int | None = None,
         resident: bool = True,
         keep_graphs: bool = False,
+        tf32: bool = False,
         progress: Progress | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
@@ -80,6 +83,7 @@ class Hessian:
             batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit, resident=resident
         )
         self.products = 0
+        self.tf32 = tf32
         self._progress = progress
         self._graphs: list[tuple[float, Tensor, Sequence[Tensor]]] | None = [] if keep_graphs else None
 
@@ -140,7 +144,7 @@ class Hessian:
             self._graphs.clear()
         for i, (share, x, y) in enumerate(self.batches):
             # fused attention kernels have no second derivative
-            with matmul_precision("fp32"), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
                 loss = self.loss(call(self.model, x), y)
                 _scalar(loss)
                 gradient = torch.autograd.grad(loss, self.weights, create_graph=graph, materialize_grads=True)
@@ -157,7 +161,7 @@ class Hessian:
         if not live:
             return torch.zeros(self.size, dtype=self.dtype, device=self.device)
         outputs, vectors = zip(*live, strict=True)
-        with matmul_precision("fp32"):
+        with _arithmetic(self.tf32):
             parts = torch.autograd.grad(
                 outputs, self.weights, vectors, retain_graph=True, allow_unused=True, materialize_grads=True
             )
@@ -204,6 +208,18 @@ def random_signs(operator: Operator, count: int, generator: torch.Generator) -> 
     """`[count, P]` of ±1 from a generator of the CPU: the same on every device."""
     signs = torch.randint(0, 2, (count, operator.size), generator=generator, dtype=torch.int8)
     return (2 * signs - 1).to(operator.device, operator.dtype)
+
+
+@contextmanager
+def _arithmetic(tf32: bool) -> Iterator[None]:
+    """TF32 or not, and convolutions by the algorithm that is fastest when tried: a product repeats the same shapes."""
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, True
+    try:
+        with matmul_precision("tf32" if tf32 else "fp32"):
+            yield
+    finally:
+        cudnn.benchmark = before
 
 
 def _means(want: str, name: str) -> bool:

@@ -74,10 +74,15 @@ class Gershgorin:
     @property
     def holds(self) -> bool:
         """Whether each eigenvalue is in one of the intervals."""
+        return self.outside == 0
+
+    @property
+    def outside(self) -> int:
+        """How many eigenvalues are in none of the intervals."""
         slack = 1e-9 * float(self.eigenvalues.abs().max())
         lows, highs = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*self.intervals.values(), strict=True))
         inside = (self.eigenvalues[:, None] >= lows - slack) & (self.eigenvalues[:, None] <= highs + slack)
-        return bool(inside.any(1).all())
+        return int((~inside.any(1)).sum())
 
 
 def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -> LayerCheck:
@@ -103,7 +108,7 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
         norms = torch.linalg.matrix_norm(patches, 2) ** 2, patches.square().sum(), pixels
         bounds += top * torch.stack(norms) / len(y)
     left = float(torch.linalg.eigvalsh(exact)[-1])
-    names = ("spectral norm of the patches", "norm of the patches", "norm of the activation times k²")
+    names = ("‖U‖²", "‖U‖² (Frobenius)", "k²‖a‖²")
     sides = [Bound(f"λ_max ≤ mean λ_max(M)·{n}", left, float(b)) for n, b in zip(names, bounds, strict=True)]
     if patches.shape[1] == 1:  # one position: the three are the same
         sides = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))]

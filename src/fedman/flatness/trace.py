@@ -3,7 +3,8 @@
 Hutchinson: E[gᵀHg] = tr H for independent random signs g; the variance is 2 Σ_{i≠j} H_ij².
 Hutch++ (Meyer, Musco, Musco & Woodruff 2021): tr H = tr QᵀHQ + tr (I−QQᵀ)H(I−QQᵀ) with Q a basis of HS for a
 random sketch S. The first part, which holds the large eigenvalues, is exact; Hutchinson's variance is left for the
-second alone.
+second alone. Any Q that does not depend on the probes will do: the basis of a Lanczos recurrence on H holds the large
+eigenvalues too, and tr QᵀHQ = tr T is known from it without a further product.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedman.errors import UserError
+from fedman.flatness.lanczos import Lanczos
 from fedman.flatness.operator import Operator, Progress, random_signs
 from fedman.runtime import matmul_precision
 
@@ -60,7 +62,7 @@ def hutchinson(
 def hutchpp(
     operator: Operator,
     *,
-    sketch: int | None = None,
+    sketch: int | Lanczos | None = None,
     rtol: float = 0.01,
     min_probes: int = 16,
     max_probes: int = 1000,
@@ -69,20 +71,28 @@ def hutchpp(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Trace:
-    """Hutch++ with a sketch of so many vectors (16 unless told; two products each), then probes as in `hutchinson`."""
-    sketch = min(16, operator.size) if sketch is None else sketch
-    if not 1 <= sketch <= operator.size:
-        raise UserError(f"sketch: {sketch} vectors; 1 to {operator.size}, the number of parameters, are allowed")
+    """Hutch++ with a sketch of so many vectors (16 unless told; two products each), then probes as in `hutchinson`.
+
+    `sketch` may be the recurrence of `eigenpairs` on the same operator (its `lanczos`), which costs nothing more;
+    give another seed than its.
+    """
     rule = _Rule(rtol, min_probes, max_probes, at_once, confidence)
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.linalg.qr(_chunked(operator, random_signs(operator, sketch, generator), at_once).T)[0].T.contiguous()
-    exact = float((rows.double() * _chunked(operator, rows, at_once).double()).sum())
+    if isinstance(sketch, Lanczos):
+        rows, exact, spent = sketch.basis(), sum(sketch.alpha), 0
+    else:
+        count = min(16, operator.size) if sketch is None else sketch
+        if not 1 <= count <= operator.size:
+            raise UserError(f"sketch: {count} vectors; 1 to {operator.size}, the number of parameters, are allowed")
+        start = _chunked(operator, random_signs(operator, count, generator), at_once)
+        rows = torch.linalg.qr(start.T)[0].T.contiguous()
+        exact, spent = float((rows.double() * _chunked(operator, rows, at_once).double()).sum()), 2 * count
 
     def quadratic(probes: Tensor) -> Tensor:
         probes = probes - (probes @ rows.T) @ rows
         return (probes.double() * operator(probes).double()).sum(-1)
 
-    return rule.run("hutch++", operator, quadratic, generator, exact, 2 * sketch, progress)
+    return rule.run("hutch++", operator, quadratic, generator, exact, spent, progress)
 
 
 @dataclass(frozen=True)

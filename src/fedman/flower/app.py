@@ -14,7 +14,7 @@ from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.service import FILE, split
 from fedman.progress import described
-from fedman.records import write_json
+from fedman.records import refuse_used, write_json
 
 CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
 PROJECT = Path(__file__).parent / "project"
@@ -33,8 +33,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         values, service = split(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, str(given["preset"]) or None)
-        if not given["resume"] and (out / "config.toml").exists():
-            raise UserError(f"{out}: holds a run already; add resume=true to go on with it, or choose another out")
+        if not given["resume"]:
+            refuse_used(out)
         serve(grid, config, service, out=out, resume=bool(given["resume"]), progress=_say, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = CODES.get(type(error), 0), str(error)

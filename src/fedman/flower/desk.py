@@ -17,8 +17,9 @@ from torch import Tensor
 from fedman.assembly import make_engine, on_device
 from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, is_npz, load, partition
-from fedman.engine import Engine, Federation, one_thread_each
+from fedman.engine import Engine, one_thread_each
 from fedman.errors import UserError
+from fedman.federation import Federation
 from fedman.flower import own
 from fedman.flower.memory import Memory, default_root
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task

@@ -6,11 +6,12 @@ before they are used, summed in the clients' order and in float64, and weighted 
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,20 @@ from flwr.app.message import Array
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedman.algorithms import State
 from fedman.assembly import make_engine, on_device
 from fedman.config import CUSTOM, Config
 from fedman.data import Dataset, is_npz, load
-from fedman.engine import Engine, Federation, Outcome
+from fedman.engine import End, Engine, Outcome, Work
 from fedman.errors import Interrupted, TooFew, UserError
 from fedman.experiment import Progress, Result, Run, drive, finished_result
+from fedman.federation import Federation, start
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
 from fedman.flower.post import Roster, ask, letter
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
 from fedman.flower.service import Service, keep
 from fedman.flower.traffic import exchange
-from fedman.local import Stopped
+from fedman.local import Job, Stopped
 from fedman.records import LOCAL, RunFolder
 from fedman.runtime import matmul_precision, pick_device, pick_precision, stop_on_signal
 from fedman.sampling import batch_counts
@@ -60,6 +63,16 @@ class Reply:
     figures: Mapping[str, float]
 
 
+@dataclass
+class Gathered:
+    """What a round has brought so far."""
+
+    good: dict[int, Reply] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    attempts: int = 0
+    bytes_down: int = 0
+
+
 class Remote(Engine):
     """Plays rounds with clients on other machines."""
 
@@ -80,47 +93,34 @@ class Remote(Engine):
         self.exchange = exchange(self.algorithm)
         self.sizes = self.samples.sizes(range(len(self.samples.parts)))
         self.roster = Roster(grid, self.sizes, service.sizes is not None)
+        self.initial = self.stacked.initial().to(self.device, self.dtype)
         if not self.stacked.layers:  # known after the first forward pass
-            w = self.stacked.initial().to(self.device, self.dtype)
             x, y = self.samples.test(0, 1, self.dtype)
-            self.stacked.man_terms(w[None], x[None], y[None], None)
+            self.stacked.man_terms(self.initial[None], x[None], y[None], None)
         self.figures = ("loss", *(LAYER + name for name in self.stacked.layers))
-
-    def tables(self, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """None: tables without columns."""
-        return {}, w.new_zeros(len(self.samples.parts), 0)
 
     def start(self) -> Federation:
         """Round 0 of a new run. The notes hold its name, and by client the last round used and that upload's hash."""
-        state = super().start()
+        state = start(self.initial, self.algorithm, self.share.tolist(), tables=False)
         state.notes = {"run": uuid.uuid4().hex, "accepted": {}}
         return state
 
-    def round(self, state: Federation, cohort: list[int]) -> Report:
-        """Play one round: ask, screen, ask again where too few replied well, then the server's step."""
-        good: dict[int, Reply] = {}
-        need = max(1, int(np.ceil(self.service.quorum * len(cohort))))
-        down = 0
-        for attempt in range(1, self.service.retries + 2):
-            missing = [k for k in cohort if k not in good]
-            replies, refused, sent = self._attempt(state, missing)
-            good |= replies
-            down += sent
-            theta = state.server["w"].cpu().numpy()
-            far = {k: distance(reply.arrays["w"], theta) for k, reply in good.items()}
-            for k, reason in outliers(far, self.service.norm_factor).items():
-                refused[k] = reason
-                del good[k]
-            if len(good) >= need:
-                return self._close(state, cohort, good, refused, attempt, down)
-        why = "; ".join(f"client {k}: {reason}" for k, reason in list(refused.items())[:3])
-        raise TooFew(
-            f"round {state.round + 1}: {len(good)} good replies from a cohort of {len(cohort)}, {need} are needed, "
-            f"after {self.service.retries + 1} attempts; {why}"
-        )
+    def launch(self, state: Federation, cohort: list[int]) -> list[Work]:
+        """The local steps of a cohort, done elsewhere: ask, screen, ask again where too few replied well."""
+        got = self.gathered = Gathered()
+        need = max(1, math.ceil(self.service.quorum * len(cohort)))
+        while got.attempts <= self.service.retries and len(got.good) < need:
+            self._attempt(state, [k for k in cohort if k not in got.good], got)
+        if len(got.good) < need:
+            why = "; ".join(f"client {k}: {reason}" for k, reason in list(got.refused.items())[:3])
+            raise TooFew(
+                f"round {state.round + 1}: {len(got.good)} good replies from a cohort of {len(cohort)}, {need} are "
+                f"needed, after {got.attempts} attempts; {why}"
+            )
+        return [self._work(state, k, got.good[k]) for k in sorted(got.good)]
 
-    def _attempt(self, state: Federation, clients: list[int]) -> tuple[dict[int, Reply], dict[int, str], int]:
-        """Ask these clients once: good replies, reasons of the others, and the bytes that went down."""
+    def _attempt(self, state: Federation, clients: list[int], got: Gathered) -> None:
+        """Ask these clients once."""
         self.roster.refresh(self.stopping)
         vectors = {name: Array(state.server[name].cpu().numpy()) for name in self.exchange.down}
         timeout, seats = self.service.round_timeout, self.roster.seats
@@ -131,19 +131,61 @@ class Remote(Engine):
                 records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
                 letters[k] = letter(seats[k], "train", records, timeout)
         answers = ask(self.grid, letters, timeout, self.stopping)
-        good: dict[int, Reply] = {}
-        refused: dict[int, str] = {}
-        for k in clients:
-            if k not in letters:
-                refused[k] = "not connected"
-            elif k not in answers:
-                refused[k] = f"no reply within {timeout:g} s"
-            else:
-                try:
-                    good[k] = Reply(*screen(answers[k], self._expected(state, k)))
-                except Refused as error:
-                    refused[k] = str(error)
-        return good, refused, len(letters) * sum(len(v.data) for v in vectors.values())
+        got.attempts += 1
+        got.bytes_down += len(letters) * sum(len(v.data) for v in vectors.values())
+        got.refused = {k: "not connected" for k in clients if k not in letters}
+        got.refused |= {k: f"no reply within {timeout:g} s" for k in letters if k not in answers}
+        for k, answer in answers.items():
+            try:
+                got.good[k] = Reply(*screen(answer, self._expected(state, k)))
+            except Refused as error:
+                got.refused[k] = str(error)
+        theta = state.server["w"].cpu().numpy()
+        far = {k: distance(reply.arrays["w"], theta) for k, reply in got.good.items()}
+        for k, reason in outliers(far, self.service.norm_factor).items():
+            got.refused[k] = reason
+            del got.good[k]
+
+    def _work(self, state: Federation, k: int, reply: Reply) -> Work:
+        """A reply as a job done; what a client remembers is not here and not needed."""
+        drawn, w = self.draw(state.round, [k]), self._vector(reply.arrays["w"])[None]
+        memory = {name: w.new_zeros(1).expand_as(w) for name in self.algorithm.client}
+        figures = {
+            name.removeprefix(LAYER): w.new_full((1,), v, dtype=torch.float64) for name, v in reply.figures.items()
+        }
+        return Work(Job(drawn.batches, state.server, memory, drawn.hp, self.training.zeta), w, figures)
+
+    def _vector(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def end(self, state: Federation, works: list[Work]) -> End:
+        """The uploads: those that came, and those that follow from them."""
+        end, good = super().end(state, works), self.gathered.good
+        sent = {n: torch.stack([self._vector(good[k].arrays[n]) for k in sorted(good)]) for n in self.exchange.up}
+        return replace(end, upload={**end.upload, **sent})
+
+    def settle(self, state: Federation, cohort: list[int], end: End, figures: list[list[float]]) -> Report:
+        """The server's step on the good replies, in the clients' order."""
+        got = self.gathered
+        outcome = super().settle(state, sorted(got.good), end, figures)
+        told = vars(outcome) | {"cohort": list(cohort), "quarantined": [k for k in cohort if k not in got.good]}
+        return Report(
+            **told,
+            refused={str(k): reason for k, reason in got.refused.items() if k not in got.good},
+            attempts=got.attempts,
+            bytes_down=got.bytes_down,
+            bytes_up=sum(v.nbytes for reply in got.good.values() for v in reply.arrays.values()),
+        )
+
+    def last(self, state: Federation, ids: list[int], clients: Tensor) -> Tensor:
+        """What these clients have uploaded before, as they sent it again; the common start for newcomers."""
+        sent = (self.gathered.good[k].arrays.get(LAST) for k in ids)
+        return torch.stack([self.initial if v is None else self._vector(v) for v in sent])
+
+    def keep(self, state: Federation, ids: list[int], clients: Tensor, w: Tensor, memory: State) -> None:
+        """Note which round of these clients counts, and the hash of what they sent."""
+        for k in ids:
+            state.notes["accepted"][str(k)] = [state.round, digest(self.gathered.good[k].arrays["w"])]
 
     def _order(self, state: Federation, k: int) -> Order:
         accepted, _ = self._accepted(state, k)
@@ -189,35 +231,6 @@ class Remote(Engine):
 
     def _steps(self, k: int) -> int:
         return len(batch_counts(self.sizes[k], self.training.epochs, self.training.batch_size))
-
-    def _close(
-        self, state: Federation, cohort: list[int], good: dict[int, Reply], refused: dict[int, str], n: int, down: int
-    ) -> Report:
-        """The server's step on the good replies, in the clients' order."""
-        ids = sorted(good)
-
-        def rows(name: str) -> Tensor:
-            return torch.stack([torch.from_numpy(good[k].arrays[name]) for k in ids]).to(self.device)
-
-        w = rows("w")
-        none = {name: w.new_zeros(1).expand_as(w) for name in self.algorithm.client}
-        hp = self.local(state.round, ids, [*map(self._steps, ids)])
-        upload = {
-            **self.algorithm.finish(w, state.server, none, hp)[1],
-            **{name: rows(name) for name in self.exchange.up},
-        }
-        first = self.stacked.initial().to(self.device, self.dtype)
-        last = torch.stack(
-            [torch.from_numpy(good[k].arrays[LAST]).to(self.device) if LAST in good[k].arrays else first for k in ids]
-        )
-        up = sum(v.nbytes for k in ids for v in good[k].arrays.values())
-        self.advance(state, ids, upload, last)
-        for k in ids:
-            state.notes["accepted"][str(k)] = [state.round - 1, digest(good[k].arrays["w"])]
-        reports = [{name.removeprefix(LAYER): v for name, v in good[k].figures.items()} for k in ids]
-        outcome = self.outcome(state, cohort, ids, reports)
-        reasons = {str(k): reason for k, reason in refused.items() if k not in good}
-        return Report(**vars(outcome), refused=reasons, attempts=n, bytes_down=down, bytes_up=up)
 
 
 def serve(

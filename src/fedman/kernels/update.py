@@ -1,7 +1,8 @@
-"""Clip, weight decay and SGD update of S clients' flat parameters in two passes over memory.
+"""The steps of S clients' flat parameters, down and up the gradient, each in two passes over memory.
 
-w ← w − η·(g·min(1, C/(‖g‖ + 1e-6)) + λ·w), the norm taken over each row. The first pass writes partial sums of
-squares; the second adds them in a fixed order, so the same bits come out on every run.
+`clip_update`: w ← w − η·(g·min(1, C/(‖g‖ + 1e-6)) + λ·w). `climb`: w + ρ·T²s/(‖Ts‖ + ε). Norms are taken over each row.
+The first pass writes partial sums of squares; the second adds them in a fixed order, so the same bits come out on every
+run.
 """
 
 # mypy: allow-untyped-defs
@@ -47,6 +48,43 @@ def _update(
     tl.store(out + at, v - (eta * factor) * d - (eta * decay) * v, mask=i < P)
 
 
+@triton.jit
+def _scale(v, is_weight, i, eta, P: tl.constexpr, ADAPT: tl.constexpr):
+    """T: |w| + η for weights and 1 for biases, or 1 throughout."""
+    if ADAPT:
+        return tl.where(tl.load(is_weight + i, mask=i < P, other=0) != 0, tl.abs(v) + eta, 1.0)
+    else:
+        return tl.full(v.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _scaled_squares(
+    w, g, is_weight, part, eta, ADAPT: tl.constexpr, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
+):
+    s = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.multiple_of(s * P, ALIGN) + i
+    d = tl.load(g + at, mask=i < P, other=0.0)
+    if ADAPT:
+        d *= _scale(tl.load(w + at, mask=i < P, other=0.0), is_weight, i, eta, P, ADAPT)
+    tl.store(part + s * tl.num_programs(0) + tl.program_id(0), tl.sum(d * d, 0))
+
+
+@triton.jit
+def _climb(
+    w, g, is_weight, out, part, rho, eps, eta, ADAPT: tl.constexpr,
+    P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    s = tl.program_id(1).to(tl.int64)
+    p = tl.arange(0, ROWS)
+    norm = tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.multiple_of(s * P, ALIGN) + i
+    v = tl.load(w + at, mask=i < P)
+    scale = _scale(v, is_weight, i, eta, P, ADAPT)
+    tl.store(out + at, v + scale * scale * tl.load(g + at, mask=i < P) * (rho / (norm + eps)), mask=i < P)
+
+
 def clip_update(
     w: Tensor, g: Tensor, lr: Tensor, clip: float = math.inf, decay: float = 0.0, extra: Tensor | float = 0.0,
     out: Tensor | None = None, options: Launch = OPTIONS,
@@ -69,6 +107,26 @@ def clip_update(
         w, g, out, part, lr, rows, clip, decay, _stride(lr), _stride(rows), isinstance(extra, Tensor),
         PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
     )  # fmt: skip
+    return out
+
+
+def climb(
+    w: Tensor, s: Tensor, rho: float, eps: float, eta: float | None, is_weight: Tensor, options: Launch = OPTIONS
+) -> Tensor:
+    """`w + ρ·T²s/(‖Ts‖ + ε)` for rows of fp32 `w` and `s` [S, P]; T is |w| + η where `is_weight` [P], else 1.
+
+    With `eta` None T is 1 throughout.
+    """
+    w, s = w.contiguous(), s.contiguous()
+    clients, size = w.shape
+    parts = triton.cdiv(size, options["BLOCK"])
+    part, out = w.new_empty(clients, parts), torch.empty_like(w)
+    constants = {"ADAPT": eta is not None, "P": size, "ALIGN": math.gcd(size, 4), **options}
+    weights = is_weight.view(torch.uint8)
+    _scaled_squares[(parts, clients)](w, s, weights, part, eta or 0.0, **constants)
+    _climb[(parts, clients)](
+        w, s, weights, out, part, rho, eps, eta or 0.0, PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants
+    )
     return out
 
 

@@ -1,7 +1,7 @@
 """Faults of a real federation on loopback, one after the other, and a table of what came of them.
 
-    python tests/flower/faults.py              # all trials, about half an hour on two busy cores
-    python tests/flower/faults.py killed slow  # those whose names contain a word
+    python tests/flower/flower_faults.py              # all trials, about half an hour on two busy cores
+    python tests/flower/flower_faults.py killed slow  # those whose names contain a word
 
 Every trial starts a run with `flwr run` and waits for its end with a time limit. A trial is good if the run completes
 with the weights that the simulator gets from the clients that were honest and there, bit for bit, or if it ends with
@@ -124,7 +124,7 @@ def server_killed(after: int) -> Callable[[Stage], Path]:
     def play(stage: Stage) -> Path:
         _, out = stage.submit()
         stage.until_round(out, after)
-        stage.deployment.kill_app("flwr-serverapp")
+        stage.deployment.kill_apps("superlink")
         return stage.finish(resume=True)
 
     return play
@@ -201,10 +201,9 @@ def attempt(trial: Trial, deployment: Deployment) -> bool:
         stage.tell(k, "")
     try:
         fine, outcome = verdict(trial, trial.play(stage))
-    except TimeLimit as error:
-        fine, outcome = False, f"HANGS: {error}"
     except AssertionError as error:
-        fine, outcome = False, str(error)
+        print(error, file=sys.stderr)
+        fine, outcome = False, ("HANGS: " if isinstance(error, TimeLimit) else "") + str(error).split("\n")[0]
     print(f"| {trial.name} | {'' if fine else 'FAILS: '}{outcome} | {time.monotonic() - start:.0f} |", flush=True)
     return fine
 

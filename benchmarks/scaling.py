@@ -1,0 +1,90 @@
+"""How cost grows with clients: a round of 10, 50 and 100 clients, and federations of 100 and 1,000.
+
+    python benchmarks/scaling.py [--device cuda] [--precision bf16] [--algorithm feddc] [--full]
+
+The paper's CIFAR CNN and 500 random images a client. Seconds of a round (median of three, without evaluation), and the
+device's memory that a client's rows in the tables and a client's part in a stacked step take. --full first fills the
+GPU's memory, so that the clients' tables do not fit and live in the host's.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from fedman.algorithms import ALGORITHMS
+from fedman.batches import Samples
+from fedman.engine import Engine, Training
+from fedman.models import cifar_cnn
+from fedman.runtime import matmul_precision
+from fedman.stacked import Stacked
+
+GIB = 2**30
+
+
+def federation(clients: int, algorithm: str, device: torch.device, precision: str) -> Engine:
+    """Clients of 500 images each, all from one pool of 50,000."""
+    torch.manual_seed(0)
+    n = 50_000
+    x = torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, device=device)
+    y = torch.randint(0, 100, (n,), device=device)
+    parts = [(torch.arange(500, device=device) + 500 * k) % n for k in range(clients)]
+    samples = Samples(x, y, x[:1000], y[:1000], parts, (0.5,) * 3, (0.25,) * 3, True)
+    model = Stacked(cifar_cnn((3, 32, 32), 100))
+    return Engine(model, ALGORITHMS[algorithm](), samples, Training(zeta=0.15), device=device, precision=precision)
+
+
+def seconds_of_a_round(engine: Engine, cohort: int, state) -> float:
+    """The median of three, after one to warm up."""
+    times = []
+    for i in range(4):
+        clients = [(k + i) % len(engine.samples.parts) for k in range(cohort)]
+        started = time.perf_counter()
+        engine.round(state, sorted(clients))
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
+    parser.add_argument("--algorithm", default="feddc", choices=ALGORITHMS)
+    parser.add_argument("--cases", nargs="+", default=["100:10", "100:50", "100:100", "1000:10", "1000:100"])
+    parser.add_argument("--full", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    cuda = device.type == "cuda"
+    ballast: list[torch.Tensor] = []
+    print(f"{options.algorithm}, {options.precision}, {torch.cuda.get_device_name() if cuda else 'cpu'}")
+    print(
+        f"{'clients':>8}{'a round':>9}{'s a round':>11}{'ms a client':>13}{'tables on':>11}{'GiB':>6}{'peak GiB':>10}"
+    )
+    for case in options.cases:
+        clients, cohort = map(int, case.split(":"))
+        engine = federation(clients, options.algorithm, device, options.precision)
+        tables = clients * engine.stacked.size * 4 * (1 + len(engine.algorithm.client))
+        if options.full and cuda:
+            torch.cuda.empty_cache()
+            room = int(tables * 1.3)
+            ballast = [torch.empty(max(0, torch.cuda.mem_get_info()[0] - room), dtype=torch.uint8, device=device)]
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        with matmul_precision(options.precision):
+            state = engine.start()
+            held = sum(b.nbytes for b in ballast)
+            ballast.clear()
+            seconds = seconds_of_a_round(engine, cohort, state)
+        peak = (torch.cuda.max_memory_allocated() - held) / GIB if cuda else float("nan")
+        row = (
+            f"{seconds:11.4f}{1e3 * seconds / cohort:13.2f}{state.last.device.type:>12}{tables / GIB:13.2f}{peak:10.2f}"
+        )
+        print(f"{clients:8}{cohort:9}{row}", flush=True)
+        del engine, state
+
+
+if __name__ == "__main__":
+    main()

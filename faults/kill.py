@@ -1,0 +1,157 @@
+"""Kill: a run ended at any moment goes on to the same weights, records, summary and table, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from faults.runs import (
+    SMALL,
+    complete,
+    different,
+    end,
+    fingerprint,
+    finish,
+    rounds_done,
+    start,
+    tail,
+    wait_until,
+)
+from faults.tally import Tally
+from fedman.algorithms import ALGORITHMS
+
+ZETAS = ("0", "0.15")
+ROUNDS = 30
+
+
+def run(tally: Tally, scratch: Path, small: bool = False) -> None:
+    """Random moments for each algorithm, every file operation of one run, a sweep, and the polite signals."""
+    rng = random.Random(0)
+    for algorithm in list(ALGORITHMS)[4:5] if small else ALGORITHMS:
+        for zeta in ZETAS[1:] if small else ZETAS:
+            folder = scratch / f"{algorithm}-{zeta}"
+            folder.mkdir()
+            words = [*SMALL, f"algorithm={algorithm}", f"zeta={zeta}", "checkpoint_seconds=0", "--device", "cpu"]
+            whole = reference(folder, ["run", *words, f"rounds={ROUNDS}"])
+            random_moments(tally, folder, ["run", *words, f"rounds={ROUNDS}"], whole, 2 if small else 7, rng)
+            polite(tally, folder, ["run", *words, f"rounds={ROUNDS}"], whole, rng)
+    crash_points(tally, scratch, ["run", *SMALL, "algorithm=feddc", "zeta=0.15"], small)
+    sweep(tally, scratch, 2 if small else 12, rng)
+
+
+def reference(folder: Path, words: list[str]) -> dict[str, str]:
+    """The fingerprint of the run that nothing interrupts."""
+    problem = complete([*words, "--out", str(folder / "whole")], folder / "whole.log")
+    if problem:
+        raise RuntimeError(problem)
+    return fingerprint(folder / "whole")
+
+
+def random_moments(
+    tally: Tally, folder: Path, words: list[str], whole: dict[str, str], kills: int, rng: random.Random
+) -> None:
+    """One run killed over and over: in the start, in a round, in a write; then left to end."""
+    out, log = folder / "killed", folder / "killed.log"
+    words = [*words, "--out", str(out), "--resume"]
+    done = 0
+    for _ in range(kills):
+        process = start(words, log)
+        moment, pause = rounds_done(out) + rng.randint(0, 3), rng.uniform(0, 0.08)
+        wait_until(process, lambda moment=moment: rounds_done(out) >= moment)  # type: ignore[misc]
+        time.sleep(pause)
+        done += end(process, signal.SIGKILL) == -signal.SIGKILL
+    problem = complete(words, log) or different(out, whole)
+    what = "kill -9 at random moments, each algorithm with and without MAN: the same sha256 of all"
+    tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+
+
+def polite(tally: Tally, folder: Path, words: list[str], whole: dict[str, str], rng: random.Random) -> None:
+    """SIGTERM and Ctrl-C: a checkpoint, exit 143 or 130, and a line that says how to go on."""
+    for how in (signal.SIGTERM, signal.SIGINT):
+        out, log = folder / how.name, folder / f"{how.name}.log"
+        process = start([*words, "--out", str(out)], log)
+        moment = rng.randint(1, ROUNDS // 2)
+        wait_until(process, lambda out=out, moment=moment: rounds_done(out) >= moment)  # type: ignore[misc]
+        code = end(process, how)
+        line = tail(log)
+        _, sign, command = line.partition("go on with: fedman ")
+        if code != 128 + how:
+            problem: str | None = f"exit {code}, not {128 + how}: {line}"
+        elif not sign:
+            problem = f"no line that says how to go on: {line}"
+        else:
+            problem = complete(command.split(), log) or different(out, whole)
+        tally.check(f"{how.name} saves, exits {128 + how}, says how to go on", problem)
+
+
+def crash_points(tally: Tally, scratch: Path, words: list[str], small: bool) -> None:
+    """A run of three rounds killed in its n-th operation on a file of its folder, for every n."""
+    folder = scratch / "crash"
+    folder.mkdir()
+    words = [*words, "rounds=3", "checkpoint_seconds=0", "--device", "cpu"]
+    whole = reference(folder, words)
+    n = 0
+    while True:
+        n += 5 if small else 1
+        out, log = folder / str(n), folder / f"{n}.log"
+        if finish(start([*words, "--out", str(out)], log, die_at, n, str(out))) != -signal.SIGKILL:
+            return  # the run has fewer operations
+        problem = complete([*words, "--out", str(out), "--resume"], log) or different(out, whole)
+        left = [p.name for p in out.rglob("*") if p.name not in RESULTS]
+        problem = problem or (f"point {n}: left behind {', '.join(left)}" if left else None)
+        tally.check("kill -9 in every file operation, also half-way through a checkpoint's write", problem)
+
+
+OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}  # Python's audit events
+RESULTS = {".lock", "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"}
+
+
+def die_at(n: int, out: str) -> None:
+    """Kill this process in its n-th operation on a file under `out`.
+
+    What lies there staged has not reached the disk for sure: at every other n it is cut in half.
+    """
+    seen = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        seen += event in OPERATIONS and str(arguments[0]).startswith(out)
+        if seen == n:
+            for path in Path(out).rglob(f".*.{os.getpid()}") if n % 2 else ():
+                os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
+    """A sweep of four runs killed over and over; the same command goes on, to the same runs and the same table."""
+    folder = scratch / "sweep"
+    folder.mkdir()
+    log = folder / "log"
+    words = [*SMALL, "algorithm=fedavg,feddc", "zeta=0,0.15", "rounds=12", "checkpoint_seconds=0", "--device", "cpu"]
+    words = ["sweep", *words, "--out"]
+    outs = folder / "whole", folder / "killed"
+    problem = complete([*words, str(outs[0])], log)
+    done = 0
+    for _ in range(kills):
+        process = start([*words, str(outs[1])], log)
+        moment, pause = _all_rounds(outs[1]) + rng.randint(1, 4), rng.uniform(0, 0.08)
+        wait_until(process, lambda moment=moment: _all_rounds(outs[1]) >= moment)  # type: ignore[misc]
+        time.sleep(pause)
+        done += end(process, signal.SIGKILL) == -signal.SIGKILL
+    problem = problem or complete([*words, str(outs[1])], log)
+    for cell in sorted(outs[0].glob("*/")):
+        problem = problem or different(outs[1] / cell.name, fingerprint(cell))
+    if not problem and (outs[0] / "table.md").read_bytes() != (outs[1] / "table.md").read_bytes():
+        problem = "the tables differ"
+    what = "kill -9 of a sweep: the same runs, the same table"
+    tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+
+
+def _all_rounds(out: Path) -> int:
+    return sum(rounds_done(cell) for cell in out.glob("*/"))

@@ -1,0 +1,73 @@
+"""A round of one run, or of several stacked into one chunk: launched, then landed.
+
+Between the two a GPU works and the host is free: to write the records of the round before, to draw the batches of the
+round to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from fedman.engine import Engine, Outcome, Work, one_thread_each
+from fedman.errors import Diverged
+from fedman.federation import Federation
+from fedman.local import stack, train
+from fedman.transfer import Fetched
+
+Entry = tuple[Engine, Federation, list[int]]
+"""A run in a round: its engine, its state, its cohort."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Local steps under way."""
+
+    runs: Sequence[Entry]
+    works: Sequence[list[Work]]
+
+    def land(self) -> Iterator[Outcome | Diverged]:
+        """Bring one run's state after the other to the end of the round; one that diverged says so and stays."""
+        ends = [engine.end(state, works) for (engine, state, _), works in zip(self.runs, self.works, strict=True)]
+        figures = Fetched(torch.cat([end.figures for end in ends])).values()  # a round's one host sync
+        rows = iter(figures)
+        for (engine, state, cohort), end in zip(self.runs, ends, strict=True):
+            try:
+                yield engine.settle(state, cohort, end, list(islice(rows, len(cohort))))
+            except Diverged as error:
+                yield error
+
+
+def launch(runs: Sequence[Entry]) -> Flight:
+    """Start a round. Several runs must share algorithm, model, data and training, but for ζ, seed and partition.
+
+    More clients than a chunk may hold are launched one half after the other.
+    """
+    first, state, cohort = runs[0]
+    if len(runs) == 1:
+        return Flight(runs, [first.launch(state, cohort)])
+    clients = sum(len(cohort) for _, _, cohort in runs)
+    if clients > first.chunk:
+        half = len(runs) // 2
+        return Flight(runs, [*launch(runs[:half]).works, *launch(runs[half:]).works])
+    with one_thread_each(first.device), suppress(torch.OutOfMemoryError):
+        return Flight(runs, _stacked(runs))
+    first.make_room(clients)
+    return launch(runs)
+
+
+def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
+    """All cohorts as one chunk."""
+    first = runs[0][0]
+    jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
+    w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
+    sizes = [len(job) for job in jobs]
+    apart = {name: v.split(sizes) for name, v in figures.items()}
+    return [
+        [Work(job, rows, {name: v[i] for name, v in apart.items()})]
+        for i, (job, rows) in enumerate(zip(jobs, w.split(sizes), strict=True))
+    ]

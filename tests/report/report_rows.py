@@ -1,0 +1,49 @@
+"""Hand-made runs for the tests of the report."""
+
+import json
+import math
+
+from fedman.config import resolve
+
+
+def row(accuracy, *, dataset="cifar100", rounds_to_target=None, precision="bf16", **keys):
+    """A run as `fedman results` writes it, whose curve rises to `accuracy` in the paper's 500 rounds."""
+    config = resolve(keys, f"{dataset}-dir0.3" if dataset != "digits" else "digits").flat()
+    rounds = list(range(5, config["rounds"] + 1, 5))
+    made = {
+        "method": "as named", "config": config, "rounds_to_target": rounds_to_target, "seconds": 11.0,
+        "device": "test device", "precision": precision, "version": "0", "torch": "0",
+        "curve": {"round": rounds, "all": [round(accuracy * t / rounds[-1], 2) for t in rounds]},
+    }  # fmt: skip
+    if math.isnan(accuracy):
+        return made | {"diverged": "round 3: not finite", "curve": {"round": [], "all": []}}
+    return made | {"accuracy": {"all": accuracy, "sel": accuracy, "cloud": accuracy}, "test_loss": {"all": 2.0}}
+
+
+def pair(plain, man, algorithm="fedavg", **keys):
+    """An algorithm with and without MAN at the preset's ζ."""
+    return [row(plain, algorithm=algorithm, zeta=0, **keys), row(man, algorithm=algorithm, **keys)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return path
+
+
+def flatness(algorithm="fedavg", zeta=0.0, top=51.0, trace=8700.0, partition="dir0.3", seed=0):
+    """What `fedman flatness` writes, with everything the report draws."""
+    offsets = [-1.0, 0.0, 1.0]
+    return {
+        "format": 1,
+        "run": {"method": "as named", "dataset": "cifar100", "partition": partition, "clients": 100,
+                "model": "cifar_cnn", "algorithm": algorithm, "zeta": zeta, "rounds": 500, "seed": seed},
+        "models": {"all": {
+            "loss": {"value": 1.0},
+            "top": {"values": [top, top / 2, top / 4]},
+            "trace": {"value": trace, "error": 1.0},
+            "density": {"nodes": [[0.0, 1.0, top], [0.0, 2.0, top]], "weights": [[0.98, 0.015, 0.005]] * 2},
+            "layers": {"blocks": {"fc": {"top": 3.0, "trace": {"value": 40.0}, "input_norm": 2.0}}},
+            "clients": {"top": 4.0, "mean": 8.0, "clients": [6.0, 10.0]},
+            "landscape": {"offsets": offsets, "losses": [[a * a + b * b for b in offsets] for a in offsets]},
+        }},
+    }  # fmt: skip
