@@ -127,22 +127,14 @@ class Deployment:
                     os.kill(pid, signum)
             process.wait(30)
 
-    def kill_app(self, command: str) -> None:
-        """End the process of an app as a power cut would: "flwr-serverapp"."""
-        found = self._running(command)
-        for _ in range(20):  # a look at all processes can miss one that is busy
-            if found:
-                break
-            time.sleep(0.2)
-            found = self._running(command)
-        assert found, f"no {command} is running\n{self.logs()}"
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
-
-    def _running(self, command: str) -> list[int]:
-        with contextlib.suppress(OSError):
-            return [pid for pid in self.pids() if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return []
+    def kill_apps(self, name: str) -> None:
+        """End the apps alone that a SuperLink or SuperNode has started: grandchildren of it, or of its SuperExec."""
+        top = self.processes.get(f"{name}-superexec", self.processes[name]).pid
+        apps = set(descendants(top)) - set(children().get(top, []))
+        assert apps, f"{name} has no app at work\n{self.logs()}"
+        for pid in apps:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def flwr(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A `flwr` command in this deployment."""
@@ -196,21 +188,14 @@ class Deployment:
         """End everything: politely, then by force, every process of this FLWR_HOME."""
         for process in self.processes.values():
             process.terminate()
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            end = time.monotonic() + 10
-            while (pids := self.pids()) and time.monotonic() < end:
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signum)
-                time.sleep(0.5)
+        end_all(f"FLWR_HOME={self.folder / 'home'}")
         for process in self.processes.values():
             process.wait(30)
         self.processes.clear()
 
     def pids(self) -> list[int]:
         """The processes that have this deployment's FLWR_HOME in their environment."""
-        mark = f"FLWR_HOME={self.folder / 'home'}\0".encode()
-        return [pid for pid, environ in environments() if mark in environ]
+        return marked(f"FLWR_HOME={self.folder / 'home'}")
 
     @property
     def _isolation(self) -> list[str]:
@@ -264,17 +249,36 @@ def environments() -> Iterator[tuple[int, bytes]]:
                 yield int(entry.name), (entry / "environ").read_bytes()
 
 
-def descendants(pid: int) -> list[int]:
-    """The children of a process and theirs."""
-    parents: dict[int, list[int]] = {}
+def marked(variable: str) -> list[int]:
+    """The processes with this NAME=VALUE in their environment."""
+    return [pid for pid, environ in environments() if f"{variable}\0".encode() in environ]
+
+
+def end_all(variable: str) -> None:
+    """End these processes: politely, then by force."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + 10
+        while (pids := marked(variable)) and time.monotonic() < end:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            time.sleep(0.5)
+
+
+def children() -> dict[int, list[int]]:
+    """The children of every process that has some."""
+    found: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                parents.setdefault(int(words[1]), []).append(int(entry.name))
-    family, found = [pid], []
-    while family:
-        children = parents.get(family.pop(), [])
-        found += children
-        family += children
+                found.setdefault(int(words[1]), []).append(int(entry.name))
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process and theirs."""
+    of, found = children(), [pid]
+    for parent in found:  # grows while it is read
+        found += of.get(parent, [])
+    return found[1:]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509 import DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
-from deployment import Deployment
+from deployment import BIN, SOURCE, Deployment, end_all, free_port
 
 from fedman.errors import UserError
-from fedman.flower.app import new_project
 from fedman.flower.certificates import main, make
 from fedman.records import read_rounds
 
-NODES = ("a", "b")
+PAGE = Path(__file__).parents[2] / "docs" / "flower-tls.md"
 
 
 def test_the_servers_certificate_is_the_authoritys_and_names_its_hosts(tmp_path):
@@ -84,48 +85,29 @@ def test_nothing_is_written_over(tmp_path):
 
 
 @pytest.mark.xdist_group("deployment")
-def test_authenticated_nodes_play_a_run_and_nobody_else_gets_in(tmp_path):
+def test_only_registered_keys_get_in(tmp_path):
     keys = tmp_path / "keys"
-    words = [str(keys), "--host", "127.0.0.1", "--node", "a", "--node", "b", "--node", "stranger"]
-    subprocess.run([sys.executable, "-m", "fedman.flower.certificates", *words], check=True, capture_output=True)
+    make(keys, ["127.0.0.1"], ["friend", "stranger"])
+    make(tmp_path / "elsewhere", ["127.0.0.1"])
     other = ed25519.Ed25519PrivateKey.generate()
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     (keys / "other-kind").write_bytes(other.private_bytes(*form))
-    make(tmp_path / "elsewhere", ["127.0.0.1"])
 
-    env = {"FEDMAN_MEMORY": str(tmp_path / "memory")}
-    with Deployment(tmp_path / "deployment", certificates=keys, env=env) as federation:
-        for name in NODES:
-            done = federation.flwr("supernode", "register", str(keys / f"{name}.pub"), "here")
-            assert done.returncode == 0, done.stdout + done.stderr
-        federation.start_nodes({name: f"partition-id={k}" for k, name in enumerate(NODES)})
-
-        ca, auth, few = (
-            ("--root-certificates", f"{keys}/ca.crt"),
-            "--auth-supernode-private-key",
-            ("--max-retries", "2"),
-        )
-        outside = {
-            "without-key": (ca, "All SuperNodes must be registered"),
-            "wrong-key": ((*ca, auth, f"{keys}/other-kind"), "requires elliptic curve private key"),
-            "unauthorised": ((*ca, auth, f"{keys}/stranger"), "Failed to activate SuperNode"),
-            "plaintext": (("--insecure", *few), "SuperNode could not establish a connection"),
-            "other-authority": (
-                ("--root-certificates", f"{tmp_path}/elsewhere/ca.crt", auth, f"{keys}/a"),
-                "certificate verify failed",
-            ),
-        }  # fmt: skip
+    ca, auth = ("--root-certificates", f"{keys}/ca.crt"), "--auth-supernode-private-key"
+    elsewhere = ("--root-certificates", f"{tmp_path}/elsewhere/ca.crt")
+    outside = {
+        "without-key": (ca, "All SuperNodes must be registered"),
+        "wrong-key": ((*ca, auth, f"{keys}/other-kind"), "requires elliptic curve private key"),
+        "unauthorised": ((*ca, auth, f"{keys}/stranger"), "Failed to activate SuperNode"),
+        "other-authority": ((*elsewhere, auth, f"{keys}/friend"), "certificate verify failed"),
+        "plaintext": (("--insecure", "--max-retries", "2"), "SuperNode could not establish a connection"),
+    }
+    with Deployment(tmp_path / "deployment", certificates=keys) as federation:
+        done = federation.flwr("supernode", "register", str(keys / "friend.pub"), "here")
+        assert done.returncode == 0, done.stdout + done.stderr
+        federation.start_node("friend")
         for name, (security, _) in outside.items():
             federation.start_node(name, "partition-id=0", *security, wait=False)
-        app = tmp_path / "app"
-        new_project(app)
-        run = f"dataset=digits clients={len(NODES)} participation=1 cohort=fixed rounds=1 epochs=1 zeta=0.05"
-        done = federation.run(app, f'settings="{run}" out="{tmp_path}/run"', timeout=300)
-        assert done.completed, done.details + federation.logs()
-        (record,) = read_rounds(tmp_path / "run" / "rounds.jsonl")
-        assert record["cohort"] == [0, 1]
-        assert record["refused"] == {}
-
         for name, (_, reason) in outside.items():
             assert federation.processes[name].wait(120) == 1, federation.log(name)
             assert reason in federation.log(name)
@@ -137,3 +119,23 @@ def test_authenticated_nodes_play_a_run_and_nobody_else_gets_in(tmp_path):
         assert plain.returncode != 0
         assert "unavailable" in plain.stderr
     assert federation.pids() == []
+
+
+@pytest.mark.xdist_group("deployment")
+def test_the_page_runs_as_printed(tmp_path):
+    """All commands of docs/flower-tls.md in one shell; only the ports are free ones."""
+    script = "".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    for port in ("9300", "9310", "9311"):
+        assert port in script
+        script = script.replace(port, str(free_port()))
+    path, home = f"{BIN}{os.pathsep}{os.environ['PATH']}", tmp_path / "flower"
+    env = {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False
+        )
+    finally:
+        end_all(f"FLWR_HOME={home}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record["refused"] for record in read_rounds(tmp_path / "out" / "rounds.jsonl")] == [{}, {}]
+    assert stat.S_IMODE((tmp_path / "keys" / "north").stat().st_mode) == 0o600
