@@ -2,6 +2,7 @@
 
     python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2]
     python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
+    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
 
 - fedman: `fedman.run`, in this process;
 - fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
@@ -14,8 +15,10 @@ Interleaved in one run; the first round of each start (imports, data) does not c
 import argparse
 import logging
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,11 +39,13 @@ from fedman import experiment
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config, resolve
 from fedman.data import Dataset, load
+from fedman.flower.app import new_project
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
 from fedman.flower.service import Service
 from fedman.flower.simulate import simulate
 from fedman.flower.traffic import exchange
 from fedman.models import cifar_cnn
+from fedman.records import read_rounds
 from fedman.stacked import Stacked
 
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
@@ -108,6 +113,21 @@ def stock_flower(epochs: int, rounds: int, size: int) -> list[float]:
     return [b - a for a, b in pairwise(times[1:])]
 
 
+def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
+    """Seconds of each round but the first of two clients on loopback: their work is next to nothing."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
+    from deployment import Deployment
+
+    root = Path(tempfile.mkdtemp(dir=folder))
+    new_project(root / "app")
+    with Deployment(root / "net", env={"FEDMAN_MEMORY": str(root / "memory")}, warm=warm) as net:
+        net.start_nodes({f"node{k}": f"partition-id={k}" for k in range(2)})
+        words = f"dataset=digits clients=2 participation=1 epochs=1 rounds={rounds} algorithm=feddc wait=300"
+        run = net.run(root / "app", f'settings="{words}" out="{root}/out"', timeout=1200)
+        assert run.completed, run.details
+    return [record["seconds"] for record in read_rounds(root / "out" / "rounds.jsonl")[1:]]
+
+
 def wire(records: RecordDict) -> int:
     """Bytes of a message's contents as Flower sends them."""
     return sum(len(part.deflate()) for part in get_all_nested_objects(records).values())
@@ -148,28 +168,40 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help="samples of a client")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=["fedman", "fedman on Flower", "Flower's own"])
+    parser.add_argument("--only", nargs="*", help="names as in the table")
     parser.add_argument("--bytes", action="store_true")
+    parser.add_argument("--deployment", action="store_true")
     options = parser.parse_args()
     update_console_handler(level=logging.CRITICAL)
     if options.bytes:
         return print_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        config, data = settings(Path(folder), options.epochs, options.rounds, options.size)
-        ways = {
-            "fedman": lambda: in_process(config, data),
-            "fedman on Flower": lambda: on_flower(config, Path(folder)),
-            "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size),
-        }
-        times: dict[str, list[float]] = {name: [] for name in options.only}
-        for _ in range(options.repeats):
-            for name in options.only:
-                times[name] += ways[name]()
-                print(f"{name}: {', '.join(f'{t:.2f}' for t in times[name])} s", flush=True)
-    base = statistics.median(times.get("fedman", [1.0]))
-    print(
-        f"\n| {COHORT} of {CLIENTS} clients, {options.size} samples, {options.epochs} epochs | s a round | fedman is |"
-    )
+    with tempfile.TemporaryDirectory() as name:
+        folder, work = Path(name), f"{COHORT} of {CLIENTS} clients, {options.size} samples, {options.epochs} epochs"
+        if options.deployment:
+            work = "two clients on loopback"
+            ways = {
+                "processes forked from a warm one": lambda: deployment(folder, True, options.rounds),
+                "a new Python for every message": lambda: deployment(folder, False, options.rounds),
+            }
+        else:
+            config, data = settings(folder, options.epochs, options.rounds, options.size)
+            ways = {
+                "fedman": lambda: in_process(config, data),
+                "fedman on Flower": lambda: on_flower(config, folder),
+                "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size),
+            }
+        compare(work, {n: way for n, way in ways.items() if not options.only or n in options.only}, options.repeats)
+
+
+def compare(work: str, ways: dict[str, Callable[[], list[float]]], repeats: int) -> None:
+    """Play all ways in turn; the median round of each, and how much longer it takes than the first."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            times[name] += way()
+            print(f"{name}: {', '.join(f'{t:.2f}' for t in times[name])} s", flush=True)
+    base = statistics.median(next(iter(times.values())))
+    print(f"\n| {work} | s a round | times the first |")
     print("| --- | --- | --- |")
     for name, all_times in times.items():
         middle = statistics.median(all_times)
