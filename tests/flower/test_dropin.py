@@ -229,7 +229,7 @@ def test_bad_options_are_named(bad):
 @pytest.mark.xdist_group("deployment")
 def test_the_example_runs_as_it_is(tmp_path):
     with Deployment(tmp_path, warm=True) as federation:
-        federation.start_nodes({f"node{k}": f"partition-id={k}" for k in range(NODES)})
-        run = federation.run(EXAMPLE, "num-server-rounds=1", timeout=300)
+        federation.start_nodes({f"node{k}": f"partition-id={k}" for k in range(2)})
+        run = federation.run(EXAMPLE, "num-server-rounds=1 num-nodes=2", timeout=300)
     assert run.completed, run.details + run.log
     assert "round 1: accuracy" in run.log

@@ -105,6 +105,7 @@ HOSTILE = {
     "an upload of a wrong kind": (reply(upload=ConfigRecord()), "upload: is not a record of arrays"),
     "figures of a wrong kind": (reply(figures=ConfigRecord()), "figures: is not a record of figures"),
     "loss NaN": (reply(figures=with_figures(loss=math.nan)), "loss: nan is not a finite"),
+    "loss whose sum overflows": (reply(figures=with_figures(loss=1.7e308)), "loss: 1.7e\\+308 is not a finite"),
     "loss a list": (reply(figures=with_figures(loss=[1.0, 2.0])), r"loss: \[1.0, 2.0\] is not a finite"),
     "another earlier upload": (
         reply(upload=ArrayRecord({"w": Array(ORIGIN), "last": Array(EARLIER * 2)})),

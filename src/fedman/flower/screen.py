@@ -35,6 +35,7 @@ one class a client; FedAvg, FedDyn, FedDC, SCAFFOLD with MAN); log-normal with �
 σ = 2, below 19.
 """
 
+LARGEST = float(np.finfo(np.float32).max)  # of a figure
 MAJORITY = 3  # the fewest distances whose median one liar cannot put where he likes
 
 Client = TypeVar("Client", bound=Hashable)
@@ -134,12 +135,12 @@ def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, n
 
 
 def read_figures(content: RecordDict, record: str, names: tuple[str, ...]) -> dict[str, float]:
-    """The figures of a record: exactly the names given, finite numbers."""
+    """The figures of a record: exactly the names given, numbers whose sums are finite too."""
     if record not in content.metric_records:
         raise Refused(f"{record}: is not a record of figures")
     figures = content.metric_records[record]
     _exactly(record, figures, names)
-    return {name: _finite(name, figures[name]) for name in names}
+    return {name: _figure(name, figures[name]) for name in names}
 
 
 def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -162,9 +163,9 @@ def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.nd
     return np.frombuffer(body, wanted).reshape(shape, order="F" if header[1] else "C").copy()
 
 
-def _finite(name: str, figure: object) -> float:
-    if not isinstance(figure, float) or not math.isfinite(figure):
-        raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number")
+def _figure(name: str, figure: object) -> float:
+    if not isinstance(figure, float) or not abs(figure) <= LARGEST:
+        raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST:.3g}")
     return figure
 
 

@@ -24,7 +24,7 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Strategy
 
 from fedman.errors import UserError
-from fedman.flower.screen import FACTOR, Refused, distance, outliers, read_arrays
+from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"
 """The record and the field in which a round's tag travels there and back (`fedman.flower.man_mod`)."""
@@ -139,8 +139,8 @@ class Screened(Strategy):
         if len(metrics) != 1:
             raise Refused(f"reply: has {len(metrics)} records of metrics; wanted is one")
         for name, value in metrics[0].items():
-            if not np.isfinite(np.asarray(value, np.float64)).all():
-                raise Refused(f"{name!r:.40}: {value!r:.40} is not finite")
+            if not (np.abs(np.asarray(value, np.float64)) <= LARGEST).all():
+                raise Refused(f"{name!r:.40}: {value!r:.40} is not finite within ±{LARGEST:.3g}")
         if self.examples is not None and node not in self.examples:
             raise Refused("examples: the server does not know how many samples this node has")
         metrics[0][self.weight] = 1 if self.examples is None else self.examples[node]
