@@ -83,7 +83,7 @@ class Deployment:
         return {**os.environ, **QUIET, **home, **self.env}
 
     def start_superlink(self, *extra: str) -> None:
-        """Start the SuperLink and wait until it answers; its state is a file, so that it can be stopped and started."""
+        """Start the SuperLink and wait until it answers; one that was killed starts again on the same port."""
         certificates = self.certificates
         security = ["--insecure"]
         if certificates:

@@ -45,7 +45,7 @@ def start(example, strategy, alter=lambda order, reply: reply, nodes=(100, 101, 
     torch.manual_seed(0)
     arrays = ArrayRecord(example.task.Net().state_dict())
     config = ConfigRecord({"zeta": zeta})
-    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS, train_config=config)
+    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS, train_config=config, timeout=1)
 
 
 def fedavg(nodes=NODES) -> FedAvg:
@@ -193,6 +193,16 @@ def test_a_refused_reply_leaves_no_trace(kind, example):
     for refused in strategy.refused.values():
         assert list(refused) == [LIAR]
         assert re.search(reason, refused[LIAR])
+
+
+def test_a_reply_that_cannot_be_unpacked_does_not_end_the_run(example):
+    def alter(order: Message, reply: Message) -> Message | Exception:
+        return ValueError("no such object") if order.metadata.dst_node_id == LIAR else reply
+
+    strategy = Screened(fedavg(), examples=EXAMPLES)
+    result = start(example, strategy, alter)
+    assert same(weights(result), weights(start(example, Screened(fedavg(2), examples=EXAMPLES), nodes=(100, 101))))
+    assert strategy.refused[1] == {LIAR: "the client says: a reply that cannot be read (ValueError)"}
 
 
 @pytest.mark.parametrize("weight", [1e30, -5, 0])

@@ -11,19 +11,24 @@ claimed.
 from __future__ import annotations
 
 import math
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import WARNING
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.run import Run
 
 from fedman.errors import UserError
+from fedman.flower.messages import REFUSED
+from fedman.flower.post import ask
 from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"
@@ -60,6 +65,10 @@ class Screened(Strategy):
         self.refused: dict[int, dict[int, str]] = {}
         self._sent: list[Message] = []
         self._model: ArrayRecord = ArrayRecord()
+
+    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+        """As `Strategy.start`; replies are fetched one by one, so that one that cannot be unpacked is alone refused."""
+        return super().start(_OneByOne(grid), *args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -154,6 +163,43 @@ class Screened(Strategy):
         arrays = read_arrays(content, next(iter(content.array_records)), shapes)
         moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind == "f")
         return math.hypot(*moved)
+
+
+class _OneByOne(Grid):
+    """A grid on which a reply that cannot be unpacked is an error of its sender's, not the end of the run."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send the messages and wait for replies until all are there or the time is over."""
+        letters = dict(enumerate(messages))
+        answers = ask(self.grid, letters, math.inf if timeout is None else timeout, threading.Event())
+        return [
+            Message(Error(REFUSED, f"a reply that cannot be read ({type(answer).__name__})"), reply_to=letters[i])
+            if isinstance(answer, Exception)
+            else answer
+            for i, answer in answers.items()
+        ]
+
+    def set_run(self, run: Run) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
 
 
 def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
