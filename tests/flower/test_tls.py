@@ -56,6 +56,26 @@ def test_nodes_are_added_later_without_touching_what_is_there(tmp_path):
     assert (tmp_path / "b").is_file()
 
 
+def test_the_servers_certificate_is_renewed_by_the_same_authority(tmp_path):
+    make(tmp_path, ["127.0.0.1"])
+    root, old = (tmp_path / "ca.crt").read_bytes(), (tmp_path / "server.pem").read_bytes()
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    assert [path.name for path in make(tmp_path, ["example.org"])] == ["server.pem", "server.key"]
+    assert (tmp_path / "ca.crt").read_bytes() == root
+    assert (tmp_path / "server.pem").read_bytes() != old
+    server = load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    server.verify_directly_issued_by(load_pem_x509_certificate(root))
+
+
+def test_a_damaged_authority_is_named(tmp_path):
+    make(tmp_path, ["127.0.0.1"])
+    (tmp_path / "server.pem").unlink()
+    (tmp_path / "ca.key").write_text("nothing")
+    with pytest.raises(UserError, match=r"ca\.key: cannot be read"):
+        make(tmp_path, ["127.0.0.1"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,6 +83,7 @@ def test_nodes_are_added_later_without_touching_what_is_there(tmp_path):
         (["--host", "not a name"], "host: 'not a name' is neither a name nor an address"),
         (["--host", "h", "--node", "../x"], "node: '../x' is not a name"),
         (["--host", "h", "--node", "ca.key"], "node: 'ca.key' is not a name"),
+        (["--host", "h", "--node", "a", "--node", "a.pub"], "node: 'a.pub' is not a name"),
         (["--host", "h", "--node", "a", "--node", "a"], "node: 'a' is not a name of its own"),
         (["--host", "h", "--days", "0"], "--days: 0 is not within 1 and 3650"),
     ],
@@ -132,10 +153,11 @@ def test_the_page_runs_as_printed(tmp_path):
     env = {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            ["bash", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False
+            ["bash", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=590, check=False
         )
     finally:
         end_all(f"FLWR_HOME={home}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [record["refused"] for record in read_rounds(tmp_path / "out" / "rounds.jsonl")] == [{}, {}]
+    records = read_rounds(tmp_path / "out" / "rounds.jsonl")
+    assert [record["refused"] for record in records] == [{}, {}], done.stdout + done.stderr
     assert stat.S_IMODE((tmp_path / "keys" / "north").stat().st_mode) == 0o600

@@ -4,7 +4,8 @@
 
 writes `ca.crt` (goes to every machine), `ca.key` (stays locked away), `server.pem` and `server.key` (the SuperLink's),
 and for every node `NAME` (its private key, goes to that machine alone) and `NAME.pub` (for `flwr supernode register`).
-Run it again with `--node` alone to add nodes. A file that is there already is never written over.
+Run it again with `--node` alone to add nodes, or with `--host` after deleting `server.pem` and `server.key` to renew
+the server's certificate under the same authority. A file that is there already is never written over.
 """
 
 from __future__ import annotations
@@ -26,20 +27,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedman.errors import UserError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RESERVED = ("ca.crt", "ca.key", "server.pem", "server.key")
+AUTHORITY, AUTHORITY_DAYS = "fedman certificate authority", 3650
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def make(folder: Path, hosts: Sequence[str] = (), nodes: Sequence[str] = (), days: int = 365) -> list[Path]:
-    """Write what is asked for: with `hosts` the authority and the server's certificate, and a key for each node."""
+    """Write what is asked for: with `hosts` the server's certificate, by the folder's authority or a new one, and a
+    key for each node."""
     files: dict[str, bytes] = {}
     if hosts:
-        files |= _server([*hosts, *(name for name in LOOPBACK if name not in hosts)], days)
+        new = not (folder / "ca.crt").exists()
+        authority = ec.generate_private_key(ec.SECP384R1()) if new else _authority(folder / "ca.key")
+        files |= _root(authority) if new else {}
+        files |= _server(authority, [*hosts, *(name for name in LOOPBACK if name not in hosts)], days)
     elif not (folder / "ca.crt").is_file():
         raise UserError(f"{folder}: has no ca.crt yet; give the SuperLink's name or address with --host")
     for node in nodes:
-        if not NAME.fullmatch(node) or f"{node}.pub" in files or {node, f"{node}.pub"} & set(RESERVED):
-            raise UserError(f"node: {node!r} is not a name of its own of letters, digits, '.', '_' and '-'")
+        if not NAME.fullmatch(node) or node in files:
+            raise UserError(f"node: {node!r} is not a name of its own of letters, digits, '_' and '-'")
         files |= _node(node)
     if there := [name for name in files if (folder / name).exists()]:
         raise UserError(f"{folder / there[0]}: is there already and is not written over")
@@ -55,41 +60,60 @@ def make(folder: Path, hosts: Sequence[str] = (), nodes: Sequence[str] = (), day
     return [folder / name for name in files]
 
 
-def _server(hosts: Sequence[str], days: int) -> dict[str, bytes]:
-    """The authority, and the certificate of a server that answers to all of `hosts`."""
-    authority, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer, start = _named("fedman certificate authority"), datetime.datetime.now(datetime.UTC)
-
-    def certificate(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
-            .not_valid_before(start - datetime.timedelta(hours=1))  # clocks differ
-            .not_valid_after(start + datetime.timedelta(days=days))
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        )
-
+def _root(authority: ec.EllipticCurvePrivateKey) -> dict[str, bytes]:
+    """A certificate authority: its own certificate and its key."""
     root = (
-        certificate(issuer, authority.public_key())
+        _certificate(authority, AUTHORITY, authority.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
         .sign(authority, hashes.SHA384())
     )
+    return {
+        "ca.crt": root.public_bytes(serialization.Encoding.PEM),
+        "ca.key": _private(authority, serialization.PrivateFormat.PKCS8),
+    }
+
+
+def _server(authority: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int) -> dict[str, bytes]:
+    """The certificate and key of a server that answers to all of `hosts`."""
+    key = ec.generate_private_key(ec.SECP384R1())
     server = (
-        certificate(_named(hosts[0]), key.public_key())
+        _certificate(authority, hosts[0], key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    pem = serialization.Encoding.PEM
     return {
-        "ca.crt": root.public_bytes(pem),
-        "ca.key": _private(authority, serialization.PrivateFormat.PKCS8),
-        "server.pem": server.public_bytes(pem),
+        "server.pem": server.public_bytes(serialization.Encoding.PEM),
         "server.key": _private(key, serialization.PrivateFormat.PKCS8),
     }
+
+
+def _certificate(
+    authority: ec.EllipticCurvePrivateKey, subject: str, public: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    """What both certificates have."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder(_named(AUTHORITY), _named(subject), public, x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+    )
+
+
+def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The authority's key of an earlier call."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: is not the key of an authority made here")
+    return key
 
 
 def _node(name: str) -> dict[str, bytes]:
