@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from deployment import BIN, SOURCE, environments, free_port
 
 pytestmark = pytest.mark.xdist_group("deployment")
 PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+HERE = ray.util.get_node_ip_address()  # by which Ray's processes find each other
 QUIET, SIMULATED, LOOPBACK = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -42,7 +44,7 @@ def bash(script, folder, proxy):
     """Run a script of the page in a folder that is its home too."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    environment |= {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": "127.0.0.1,localhost"}
+    environment |= {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": f"127.0.0.1,localhost,{HERE}"}
     return subprocess.run(
         ["bash", "-ec", QUIET + script], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )

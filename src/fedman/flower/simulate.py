@@ -9,12 +9,14 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import ray
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from flwr.supercore.logger import update_console_handler
+from ray._private import services
 
 from fedman.config import Config
 from fedman.data import is_npz
@@ -84,8 +86,11 @@ def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
         variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     told = {"env_vars": variables}
+    # Ray's dashboard, even when it is not wanted, asks cloud providers' servers where it is
+    no_dashboard = mock.patch.object(services, "start_api_server", return_value=("", None))
     try:
-        ray.init(runtime_env=told, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        with no_dashboard:
+            ray.init(runtime_env=told, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {' '.join(str(error).split())[:200]}") from None
     have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
