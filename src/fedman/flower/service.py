@@ -21,7 +21,7 @@ class Service(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    wait: Seconds = Field(60.0, description="seconds to wait for all clients before the first round")
+    wait: Seconds = Field(300.0, description="seconds to wait for all clients before the first round")
     round_timeout: Seconds = Field(600.0, description="seconds a client has for a round")
     retries: Annotated[int, Field(ge=0, le=100)] = Field(2, description="times a round is repeated for want of replies")
     quorum: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="share of a cohort that must reply well")
