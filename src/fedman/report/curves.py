@@ -17,6 +17,7 @@ from fedman.report.tables import slug
 FAMILIES = (("fedavg", "feddyn", "feddc"), ("fedsam", "fedasam", "fedspeed"))
 """Panels hold few enough curves to be read in print: the paper's Figures 2 and 3, and its supplement's."""
 BINS = 5
+EARLY = 0.07  # of the rounds: what is lower by then is cut off, so that the rest is seen
 
 
 def overview(board: Board) -> list[Picture]:
@@ -86,7 +87,7 @@ def convergence(board: Board) -> list[list[Picture]]:
 
 def _panel(board: Board, members: Sequence[Series], partition: str, number: int) -> Picture:
     figure, axes = panel()
-    lines, top = [], 0.0
+    lines, top, start = [], 0.0, 100.0
     for s in members:
         curve, tone = s.curve, colour(s.algorithm)
         assert curve is not None
@@ -96,6 +97,7 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
         if len(s.runs) > 1:
             axes.fill_between(curve.rounds, curve.low, curve.high, color=tone, alpha=0.18, linewidth=0, gid=gid)
         top = max(top, float(curve.high.max()))
+        start = min(start, float(np.interp(EARLY * s.length, curve.rounds, curve.mean)))
         lines.append(line(s.method, s.algorithm, s.man, curve.rounds, curve.mean, 4))
     goal = members[0].target
     if goal:
@@ -105,7 +107,7 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
         xlabel="round",
         ylabel="test accuracy, %",
         xlim=(0, members[0].length),
-        ylim=(0.35 * top, 1.03 * top),
+        ylim=(max(0.0, start - 0.05 * top), 1.03 * top),
     )
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc="lower right").set_gid("legend")
