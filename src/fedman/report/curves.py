@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,7 +123,10 @@ def sensitivity(board: Board) -> list[Picture]:
     for study in board.zeta_series():
         figure, axes = panel(6.2, 3.1)
         first, tone = study[0], colour(study[0].algorithm)
-        with_man, plain = [s for s in study if s.man], [s for s in study if not s.man]
+        finite = [s for s in study if not math.isnan(s.mean)]
+        with_man, plain = [s for s in finite if s.man], [s for s in finite if not s.man]
+        if not with_man:
+            continue
         zetas, means = [s.zeta for s in with_man], [s.mean for s in with_man]
         axes.set_xscale("log")
         target = paper.target(first.dataset, first.partition, first.algorithm, True)
