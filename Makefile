@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint format clean
+.PHONY: run report test lint format clean
 
 run: $(VENV)/ready  ## the main job on the embedded data: FedAvg and FedDyn with and without MAN, three seeds
 	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.05 seed=0,1,2 --out runs/digits
+
+report: $(VENV)/ready  ## the page of what `make run` made
+	$(BIN)/fedman report runs/digits --out runs/digits.html
 
 test: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

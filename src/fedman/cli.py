@@ -110,14 +110,19 @@ def results(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
     replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+    flatness: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
+    ] = None,
 ) -> None:
     """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
-    from fedman.results import command
+    from fedman.results import command, keep_flatness
 
     typer.echo(command(sources, out, replace))
+    if flatness is not None:
+        typer.echo(keep_flatness(sources, flatness))
 
 
 @app.command()

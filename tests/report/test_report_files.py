@@ -1,6 +1,7 @@
 """The command: what it reads, what it writes, what it refuses; flatness, cost and partitions behind it."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_text_from_files_is_text_on_the_page(place, tmp_path, capsys):
     assert "<script>alert" not in out.read_text(encoding="utf-8")
     written = {p for p in tmp_path.rglob("*") if p.is_file()}
     assert all(p.is_relative_to(out.parent) or p.parent == place for p in written), "no file outside its folder"
+
+
+def test_diverged_runs_are_named_and_drawn_nowhere(place, tmp_path, capsys):
+    rows = [row(math.nan, zeta=0), row(52.0), row(math.nan, zeta=0.3), row(51.0, zeta=0.6), row(math.nan, seed=1)]
+    rows[0]["curve"] = {"round": [1, 2], "all": [1.0, 2.0]}
+    write(place / "a.jsonl", rows)
+    assert run(capsys, place, "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Diverged: FedAvg, FedAvg+MAN." in page
+    assert "NaN" not in page
 
 
 def broken(name, content):

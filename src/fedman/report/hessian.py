@@ -136,7 +136,7 @@ def pictures(measured: Sequence[Measured]) -> dict[str, list[Picture]]:
     for (dataset, partition), members in first.items():
         where = f"{paper.title(dataset)}, {paper.partition_title(partition)}"
         stem = f"{slug(dataset)}-{slug(partition)}"
-        tops = [m for m in members if len(m.entries.get("top", {}).get("values", [])) > 1]
+        tops = [m for m in members if len(_positive(m)) > 1]
         if tops:
             made["spectrum"].append(_spectrum(stem, where, tops))
         dense = [m for m in members if "density" in m.entries]
@@ -152,7 +152,7 @@ def _spectrum(stem: str, where: str, members: Sequence[Measured]) -> Picture:
     figure, axes = panel(6.2, 3.4)
     lines = []
     for m in members:
-        values = np.array([v for v in m.entries["top"]["values"] if v is not None and v > 0])
+        values = np.array(_positive(m))
         ranks = np.arange(1, len(values) + 1)
         axes.plot(ranks, values, label=m.method, **_stroke(m))
         lines.append(line(m.method, m.algorithm, m.man, ranks, values, 4))
@@ -181,6 +181,11 @@ def _density(stem: str, where: str, members: Sequence[Measured]) -> Picture:
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
     title = f"{where}: density of the Hessian's eigenvalues"
     return finish(f"{stem}-density", title, figure, {"lines": lines, "x": "eigenvalue"})
+
+
+def _positive(m: Measured) -> list[float]:
+    """Its largest eigenvalues, as far as they are positive: the scale is logarithmic."""
+    return [v for v in m.entries.get("top", {}).get("values", []) if v is not None and v > 0]
 
 
 def _quadrature(entry: dict[str, Any]) -> Density:

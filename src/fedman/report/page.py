@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedman.records import version
 from fedman.report import cost, curves, hessian, paper, partitions, tables, words
 from fedman.report.compare import MARKS, Board
+from fedman.report.compare import boards as make_boards
 from fedman.report.picture import Picture
 from fedman.report.series import Series, method_order, method_title, series
 from fedman.report.sources import Sources
@@ -42,9 +43,9 @@ class Section:
     id: str
     title: str
     briefs: Sequence[tuple[str, Sequence[str]]] = ()  # headings with a few sentences each
-    points: Sequence[str] = ()
     groups: Sequence[Group] = ()
     folded: Sequence[Table] = ()
+    narrow: bool = False  # its groups are one picture wide, and two of them fit side by side
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,17 @@ class Report:
         shown = [t for s in self.sections for g in s.groups for t in g.tables]
         return [*shown, *(t for s in self.sections for t in s.folded), *self.extra]
 
+    @property
+    def summary(self) -> str:
+        """The words of the first section as Markdown."""
+        return "\n".join(f"**{name}.** {' '.join(said)}\n" for name, said in self.sections[0].briefs)
 
-def compose(found: Sources, boards: Sequence[Board]) -> Report:
-    """The report of what was found."""
+
+def compose(found: Sources) -> Report:
+    """The report of what was found; draws all its pictures."""
     everything = series(found.rows)
     measured = hessian.read(found.flatness)
+    boards = make_boards(everything)
     printed = any(board.printed for board in boards)
     sections = [_summary(boards, measured, found.notes)]
     sections += [_board(board) for board in boards if board.cells]
@@ -109,8 +116,8 @@ def render(report: Report, folder: str) -> str:
 def _summary(boards: Sequence[Board], measured: Sequence[hessian.Measured], notes: Sequence[str]) -> Section:
     briefs = [(board.title, words.about(board)) for board in boards]
     flat = words.flatness(measured)
-    briefs += [("Flatness", flat)] if flat else []
-    return Section("summary", "Summary", briefs, [*words.missing(boards, measured), *notes])
+    rest = {"Flatness": flat, "Not measured yet": words.missing(boards, measured), "Notes": notes}
+    return Section("summary", "Summary", [*briefs, *((name, said) for name, said in rest.items() if said)])
 
 
 def _board(board: Board) -> Section:
@@ -127,7 +134,7 @@ def _board(board: Board) -> Section:
         Group(
             "Accuracy",
             cards=[_card(board, partition) for partition in board.partitions],
-            note=f"Mean ± standard deviation, {tables.seeds(board)}, ζ = {board.zeta:g}. {tables.legend(board)}",
+            note=f"{_what(board)}, ζ = {board.zeta:g}. {tables.legend(board)}",
             files=tables.accuracy(board).name,
         ),
     ]
@@ -143,7 +150,11 @@ def _board(board: Board) -> Section:
     if pictures:
         text = "Samples of every class (row) at every client (column); darker is more."
         groups.append(Group("Who holds what", text, pictures, min(parts, 3)))
-    return Section(tables.slug(board.dataset), board.title, groups=groups)
+    return Section(tables.slug(board.dataset), board.title, groups=groups, narrow=parts == 1)
+
+
+def _what(board: Board) -> str:
+    return "One seed" if board.seeds == (1, 1) else f"Mean ± standard deviation over {tables.seeds(board)}"
 
 
 def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:

@@ -101,8 +101,9 @@ def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None =
             "xlog": axes.get_xscale() == "log",
             "ylog": axes.get_yscale() == "log",
         }
-    return Picture(name, title, _inline(name, title, svg.getvalue().decode()), svg.getvalue(), png.getvalue(),
-                   json.dumps(hover, separators=(",", ":"), ensure_ascii=False) if hover else "")  # fmt: skip
+    inline = _inline(name, title, svg.getvalue().decode())
+    data = json.dumps(hover, separators=(",", ":"), ensure_ascii=False, allow_nan=False) if hover else ""
+    return Picture(name, title, inline, svg.getvalue(), png.getvalue(), data)
 
 
 def styled() -> Any:

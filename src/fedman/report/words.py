@@ -66,12 +66,12 @@ def missing(boards: Sequence[Board], measured: Sequence[Measured]) -> list[str]:
         ]
         total = len(METHODS) * 2 * len(paper.PARTITIONS)
         if len(gaps) == total:
-            said.append(f"{paper.title(dataset)}: nothing is measured yet.")
+            said.append(f"{paper.title(dataset)}: all of its {total} cells.")
         elif gaps:
             names = ", ".join(f"{name} ({count})" for name, count in Counter(gaps).items())
-            said.append(f"{paper.title(dataset)}: {len(gaps)} of {total} cells are not measured yet: {names}.")
+            said.append(f"{paper.title(dataset)}: {len(gaps)} of {total} cells: {names}.")
     if not measured:
-        said.append("Hessian: nothing is measured yet.")
+        said.append("The Hessian.")
     return said
 
 
