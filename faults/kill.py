@@ -96,10 +96,13 @@ def crash_points(tally: Tally, scratch: Path, words: list[str], small: bool) -> 
     whole = reference(folder, words)
     n = 0
     while True:
-        n += 5 if small else 1
+        n += 9 if small else 1
         out, log = folder / str(n), folder / f"{n}.log"
-        if finish(start([*words, "--out", str(out)], log, die_at, n, str(out))) != -signal.SIGKILL:
+        code = finish(start([*words, "--out", str(out)], log, die_at, n, str(out)))
+        if code == 0:
             return  # the run has fewer operations
+        if code != -signal.SIGKILL:
+            raise RuntimeError(f"point {n}: exit {code}: {tail(log)}")
         problem = complete([*words, "--out", str(out), "--resume"], log) or different(out, whole)
         left = [p.name for p in out.rglob("*") if p.name not in RESULTS]
         problem = problem or (f"point {n}: left behind {', '.join(left)}" if left else None)
@@ -119,7 +122,9 @@ def die_at(n: int, out: str) -> None:
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
-        seen += event in OPERATIONS and str(arguments[0]).startswith(out)
+        if event not in OPERATIONS or not str(arguments[0]).startswith(out):
+            return
+        seen += 1
         if seen == n:
             for path in Path(out).rglob(f".*.{os.getpid()}") if n % 2 else ():
                 os.truncate(path, path.stat().st_size // 2)
