@@ -156,6 +156,14 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
         problem = "the tables differ"
     what = "kill -9 of a sweep: the same runs, the same table"
     tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+    process = start([*words, str(folder / "asked")], log)
+    wait_until(process, lambda: _all_rounds(folder / "asked") >= 3)
+    code, line = end(process, signal.SIGTERM), tail(log)
+    problem = None if code == 143 and "; go on with the same command" in line else f"exit {code}: {line}"
+    problem = problem or complete([*words, str(folder / "asked")], log)
+    if not problem and (outs[0] / "table.md").read_bytes() != (folder / "asked" / "table.md").read_bytes():
+        problem = "the tables differ"
+    tally.check("SIGTERM of a sweep: saves, exits 143, says how to go on", problem)
 
 
 def _all_rounds(out: Path) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -62,7 +64,9 @@ def run(
 
     with data_progress() as reading:
         data = load(settings.dataset, settings.data_dir, reading)
-    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+    command = f": fedman run --out {shlex.quote(str(out))} --resume"
+    title = f"{settings.method} · {settings.dataset} {settings.partition}"
+    with going_on_with(command), run_progress(title, settings.rounds) as advance:
         result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
     s = result.summary
     accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in s["accuracy"].items())
@@ -99,7 +103,7 @@ def sweep(
 
     with data_progress() as reading:
         data = {source: load(*source, reading) for source in {c.config.source for c in grid}}
-    with sweep_progress([c.config.rounds for c in grid]) as on_cell:
+    with going_on_with(" the same command"), sweep_progress([c.config.rounds for c in grid]) as on_cell:
         rows = grids.run(grid, data, out, device, lambda i, cell: on_cell(i, cell.name), say)
     header, lines = grids.table(rows)
     print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
@@ -179,6 +183,15 @@ def run_name(config: Config) -> str:
     """The folder of a run that was given none."""
     dataset = Path(config.dataset.removeprefix("npz:")).stem
     return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
+
+
+@contextmanager
+def going_on_with(command: str) -> Iterator[None]:
+    """An interruption says how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
 
 
 def say(message: str) -> None:
