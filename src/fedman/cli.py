@@ -221,3 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
     except Interrupted as error:
         stop(str(error), 128 + error.signum)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            stop("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
+        raise
