@@ -49,7 +49,7 @@ def run(tally: Tally, scratch: Path, small: bool = False) -> None:
 
 def no_space(tally: Tally, scratch: Path, whole: dict[str, str], small: bool) -> None:
     """A write that the kernel refuses half-way, at many sizes; with room again the run goes on to the same result."""
-    sizes = [0, 300, 20_000] if small else [0, 100, 300, 700, 1000, 2000, 3000, 5000, *range(10_000, 200_000, 10_000)]
+    sizes = [300, 20_000] if small else [0, 100, 300, 700, 1000, 2000, 3000, 5000, *range(10_000, 200_000, 10_000)]
     for size in sizes:
         out, log = scratch / f"full{size}", scratch / f"full{size}.log"
         code = finish(start([*WORDS, "--out", str(out)], log, limit_files, size, str(log)))
@@ -157,7 +157,7 @@ def checkpoints(tally: Tally, scratch: Path, whole: dict[str, str], small: bool)
     rng = random.Random(0)
     stopped = a_stopped_run(scratch, "stopped")
     description, tensors = (sorted(stopped.glob(f"checkpoint/*.{end}"))[-1] for end in ("json", "safetensors"))
-    few = 3 if small else 30
+    few = 2 if small else 30
 
     def flip(path: Path) -> Callable[[Path], None]:
         place, bit = rng.randrange(path.stat().st_size), rng.randrange(8)
@@ -181,13 +181,13 @@ def checkpoints(tally: Tally, scratch: Path, whole: dict[str, str], small: bool)
     for n in (0, 1, 500):
         early = spoilt(stopped / "rounds.jsonl", lambda content, n=n: content[:n])  # type: ignore[misc]
         tries.append(("checkpoint: newer than the records", early))
-    for i, (what, spoil) in enumerate(tries):
+    for i, (what, spoil) in enumerate(tries[::2] if small else tries):
         run, log = scratch / f"damaged{i}", scratch / f"damaged{i}.log"
         shutil.copytree(stopped, run)
         spoil(run)
         tally.check(what, sound_or_refused(run, log, WORDS, whole))
         shutil.rmtree(run)
-    for word in ("lr=0.05", "seed=1", "algorithm=feddyn", "clients=9", "precision=fp64"):
+    for word in ("lr=0.05",) if small else ("lr=0.05", "seed=1", "algorithm=feddyn", "clients=9", "precision=fp64"):
         problem = sound_or_refused(stopped, scratch / "other.log", words_with(word), None)
         tally.check("checkpoint: of another configuration refused", problem)
 

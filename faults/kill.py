@@ -96,10 +96,13 @@ def crash_points(tally: Tally, scratch: Path, words: list[str], small: bool) -> 
     whole = reference(folder, words)
     n = 0
     while True:
-        n += 5 if small else 1
+        n += 9 if small else 1
         out, log = folder / str(n), folder / f"{n}.log"
-        if finish(start([*words, "--out", str(out)], log, die_at, n, str(out))) != -signal.SIGKILL:
+        code = finish(start([*words, "--out", str(out)], log, die_at, n, str(out)))
+        if code == 0:
             return  # the run has fewer operations
+        if code != -signal.SIGKILL:
+            raise RuntimeError(f"point {n}: exit {code}: {tail(log)}")
         problem = complete([*words, "--out", str(out), "--resume"], log) or different(out, whole)
         left = [p.name for p in out.rglob("*") if p.name not in RESULTS]
         problem = problem or (f"point {n}: left behind {', '.join(left)}" if left else None)
@@ -119,7 +122,9 @@ def die_at(n: int, out: str) -> None:
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
-        seen += event in OPERATIONS and str(arguments[0]).startswith(out)
+        if event not in OPERATIONS or not str(arguments[0]).startswith(out):
+            return
+        seen += 1
         if seen == n:
             for path in Path(out).rglob(f".*.{os.getpid()}") if n % 2 else ():
                 os.truncate(path, path.stat().st_size // 2)
@@ -151,6 +156,14 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
         problem = "the tables differ"
     what = "kill -9 of a sweep: the same runs, the same table"
     tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+    process = start([*words, str(folder / "asked")], log)
+    wait_until(process, lambda: _all_rounds(folder / "asked") >= 3)
+    code, line = end(process, signal.SIGTERM), tail(log)
+    problem = None if code == 143 and "; go on with the same command" in line else f"exit {code}: {line}"
+    problem = problem or complete([*words, str(folder / "asked")], log)
+    if not problem and (outs[0] / "table.md").read_bytes() != (folder / "asked" / "table.md").read_bytes():
+        problem = "the tables differ"
+    tally.check("SIGTERM of a sweep: saves, exits 143, says how to go on", problem)
 
 
 def _all_rounds(out: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import resource
 import time
@@ -28,12 +27,12 @@ FREE = {"data_dir", "clip"}  # a path may be anything; clip may be infinite
 
 def run(tally: Tally, scratch: Path, small: bool = False) -> None:
     """Tables of the tests, and many more made from the list of keys."""
-    os.chdir(scratch)
     furnish(scratch)
     limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + (4 << 30), limit[1]))  # the machine is not to suffer
     try:
-        all_settings(tally, scratch, 25 if small else 1)
+        with contextlib.chdir(scratch):
+            all_settings(tally, scratch, 25 if small else 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
 

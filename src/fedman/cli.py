@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -62,7 +64,9 @@ def run(
 
     with data_progress() as reading:
         data = load(settings.dataset, settings.data_dir, reading)
-    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+    command = f": fedman run --out {shlex.quote(str(out))} --resume"
+    title = f"{settings.method} · {settings.dataset} {settings.partition}"
+    with going_on_with(command), run_progress(title, settings.rounds) as advance:
         result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
     s = result.summary
     accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in s["accuracy"].items())
@@ -102,7 +106,8 @@ def sweep(
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
     from fedman import sweep as grids
 
-    grids.command(given, preset, out, device, say)
+    with going_on_with(" the same command"):
+        grids.command(given, preset, out, device, say)
 
 
 @app.command()
@@ -272,6 +277,15 @@ def run_name(config: Config) -> str:
     return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
 
 
+@contextmanager
+def going_on_with(command: str) -> Iterator[None]:
+    """An interruption says how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
+
+
 def say(message: str) -> None:
     """A line for the person, apart from the results. What a file or a word brought along is not printed raw."""
     text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
@@ -299,3 +313,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
     except Interrupted as error:
         stop(str(error), 128 + error.signum)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            stop("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
+        raise
