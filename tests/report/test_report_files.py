@@ -167,6 +167,23 @@ def test_hessian_tables_beside_the_papers():
     assert [(a.seed, b.figure("trace")) for a, b in hessian.drops(hessian.read(records))] == [(0, 4400.0)]
 
 
+def test_a_run_measured_twice_has_the_figures_of_more_samples_and_the_curves_of_one_record():
+    whole, part = flatness(), flatness(top=60.0, trace=9000.0)
+    entries = whole["models"]["all"], part["models"]["all"]
+    for entry, samples in zip(entries, (50_000, 10_000), strict=True):
+        entry["top"]["samples"] = entry["trace"]["samples"] = samples
+        for name in ("density", "landscape"):
+            entry.pop(name, None)
+    entries[0]["top"]["values"] = entries[0]["top"]["values"][:1]
+    entries[1]["top"]["values"] = [60.0, 30.0, 20.0]
+    entries[1]["landscape"] = {"losses": [[1.0]], "offsets": [0.0]}
+    (measured,) = hessian.read([whole, part])
+    assert measured.figure("top") == entries[0]["top"]["values"][0]
+    assert measured.figure("trace") == entries[0]["trace"]["value"]
+    assert measured.entries["spectrum"]["values"] == [60.0, 30.0, 20.0]
+    assert measured.entries["landscape"] == entries[1]["landscape"]
+
+
 def test_layers_and_clients_of_the_hessian():
     measured = hessian.read([flatness()])
     assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]

@@ -20,6 +20,8 @@ from fedman.report.tables import NOTHING, Table, slug
 from fedman.tables import mean_std
 
 MODEL = "all"  # of a run's three models the one whose accuracy is reported
+KEYS = ("dataset", "partition", "algorithm", "zeta", "seed")  # of a run
+CURVES = ("density", "landscape")
 FLOOR = 1e-7  # of a density, on its logarithmic scale
 SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eigenvalue drawn
 
@@ -51,13 +53,31 @@ class Measured:
 
 
 def read(records: Sequence[dict[str, Any]]) -> list[Measured]:
-    """The models `all` of these flatness records, in the paper's order."""
-    found = []
+    """The models `all` of these flatness records, in the paper's order.
+
+    Of a run measured more than once the figures are those on the most samples, and the curves those of one record, the
+    one with the most of them.
+    """
+    runs: dict[tuple[Any, ...], list[dict[str, dict[str, Any]]]] = {}
     for record in records:
-        run = {key: record["run"][key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
         if MODEL in record["models"]:
-            found.append(Measured(entries=record["models"][MODEL], **run))
+            runs.setdefault(tuple(record["run"][key] for key in KEYS), []).append(record["models"][MODEL])
+    found = [Measured(**dict(zip(KEYS, run, strict=True)), entries=_joined(entries)) for run, entries in runs.items()]
     return sorted(found, key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.zeta, m.seed))
+
+
+def _joined(records: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    joined: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for name, entry in record.items():
+            if name not in joined or entry.get("samples", 0) > joined[name].get("samples", 0):
+                joined[name] = entry
+    drawn = max(records, key=_curves)
+    return joined | {name: drawn[name] for name in CURVES if name in drawn} | {"spectrum": drawn.get("top", {})}
+
+
+def _curves(record: dict[str, dict[str, Any]]) -> int:
+    return sum(name in record for name in CURVES) + (len(record.get("top", {}).get("values", [])) > 1)
 
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
@@ -185,7 +205,7 @@ def _density(stem: str, where: str, members: Sequence[Measured]) -> Picture:
 
 def _positive(m: Measured) -> list[float]:
     """Its largest eigenvalues, as far as they are positive: the scale is logarithmic."""
-    return [v for v in m.entries.get("top", {}).get("values", []) if v is not None and v > 0]
+    return [v for v in m.entries["spectrum"].get("values", []) if v is not None and v > 0]
 
 
 def _quadrature(entry: dict[str, Any]) -> Density:
