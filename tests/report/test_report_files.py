@@ -30,7 +30,7 @@ def place(tmp_path):
 
 
 def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
-    write(place / "a.jsonl", [*pair(40.0, 52.0), row(51.0, zeta=0.3), row(51.5, zeta=0.6)])
+    write(place / "a.jsonl", [*pair(40.0, 52.0), row(51.0, zeta=0.075), row(51.5, zeta=0.6)])
     write(place / "b.jsonl", [row(41.0, zeta=0), *pair(41.0, 53.0, seed=1)])
     (place / "run").mkdir()
     (place / "run" / "flatness.json").write_text(json.dumps(flatness()))
@@ -46,6 +46,7 @@ def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
     assert "40.50 ± 0.71" in page
     assert "51.49" in page, "the paper's λ_max"
     assert "1.980" in page
+    assert ">0.075</text>" in page, "a label of the ζ axis"
     assert not re.search(r'(?:src|href|url)\s*[=(]\s*["\']?(?:https?:)?//', page), "nothing from the network"
     linked = {tmp_path / link for link in re.findall(r'href="(page_files/[^"]+)"', page)}
     assert linked
