@@ -124,6 +124,15 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
             broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"top": {}}}})),
             "flatness.json: models.all.top.values is missing",
         ),
+        (
+            broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"top": {"values": ["x"]}}}})),
+            "flatness.json: models.all.top.values is missing or not of the right kind",
+        ),
+        (
+            broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"density": {"nodes": [1.0]}}}})),
+            "flatness.json: models.all.density.nodes is missing or not of the right kind",
+        ),
+        (broken("flatness.json", json.dumps(flatness() | {"models": {"all": [3]}})), "models.all must hold an object"),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps must be a list of objects"),
         (broken("cost.json", "{}"), "cost.json: steps must be a list of objects"),
     ],
@@ -172,6 +181,28 @@ def test_layers_and_clients_of_the_hessian():
     measured = hessian.read([flatness()])
     assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
     assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]
+
+
+def test_what_was_not_finite_is_left_out(place, tmp_path, capsys):
+    record = flatness()
+    record["models"]["all"] |= {
+        "top": {"values": [None, -1.0]},
+        "trace": {"value": None},
+        "density": {"nodes": [[None, 1.0], [0.0]], "weights": [[0.5, 0.5], [0.5, 0.5]]},
+        "landscape": {"offsets": [-1.0, 1.0], "losses": [[None, 1.0], [2.0, None]]},
+    }
+    (place / "flatness.json").write_text(json.dumps(record))
+    code, said, _ = run(capsys, place, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "0 runs, 2 pictures" in said, "a surface and a map"
+
+
+def test_one_results_file_is_enough(place, tmp_path, capsys):
+    path = write(place / "a.jsonl", [row(40.0, zeta=0), row(41.0, zeta=0)])
+    code, said, _ = run(capsys, path, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "1 runs" in said
+    assert "a.jsonl: 1 runs have another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_papers_count_of_multiplications():

@@ -83,7 +83,7 @@ def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -
             theirs = getattr(printed, name) if printed else None
             tones[len(rows), len(row) + 1] = "quiet"
             row += [
-                _rounded(values, digits),
+                mean_std(values, digits),
                 f"{theirs:.{digits}f}{'*' if doubtful else ''}" if theirs is not None else NOTHING,
                 f"{np.mean(values) / theirs:.2f}" if theirs and values and not doubtful else NOTHING,
             ]
@@ -118,6 +118,13 @@ def clients(measured: Sequence[Measured]) -> Table | None:
     return Table("hessian-clients", "λ_max of the clients", header, rows, words=3) if rows else None
 
 
+def basis(measured: Sequence[Measured]) -> str:
+    """What the Hessian is of, in words."""
+    counts = {entry["samples"] for m in measured for entry in m.entries.values() if "samples" in entry}
+    samples = f"{counts.pop():,} training samples".replace(",", " ") if len(counts) == 1 else "training samples"
+    return f"Of the mean cross-entropy on {samples}, at the mean of all clients' last models."
+
+
 def drops(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
     """Plain and MAN of the same algorithm, partition and seed."""
     found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured}
@@ -139,10 +146,8 @@ def pictures(measured: Sequence[Measured]) -> dict[str, list[Picture]]:
         tops = [m for m in members if len(_positive(m)) > 1]
         if tops:
             made["spectrum"].append(_spectrum(stem, where, tops))
-        dense = [m for m in members if "density" in m.entries]
-        if dense:
-            made["density"].append(_density(stem, where, dense))
-        planes = [m for m in members if isinstance(m.entries.get("landscape", {}).get("losses", [0])[0], list)]
+        made["density"] += _density(stem, where, [m for m in members if "density" in m.entries])
+        planes = [m for m in members if _square(m.entries.get("landscape", {}))]
         made["landscape"] += _landscapes(stem, where, planes)
     return made
 
@@ -165,11 +170,13 @@ def _spectrum(stem: str, where: str, members: Sequence[Measured]) -> Picture:
     return finish(f"{stem}-top-eigenvalues", title, figure, {"lines": lines, "x": "rank"})
 
 
-def _density(stem: str, where: str, members: Sequence[Measured]) -> Picture:
+def _density(stem: str, where: str, members: Sequence[Measured]) -> list[Picture]:
     """The smoothed density of all eigenvalues."""
     figure, axes = panel(6.2, 3.4)
     lines = []
-    found = [(m, _quadrature(m.entries["density"])) for m in members]
+    found = [(m, quadrature) for m in members if (quadrature := _quadrature(m.entries["density"])).nodes]
+    if not found:
+        return []
     low, high = min(d.span[0] for _, d in found), max(d.span[1] for _, d in found)
     sigma = SMOOTH * max(high, -low) or 1.0
     grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 600, dtype=torch.float64)
@@ -180,7 +187,7 @@ def _density(stem: str, where: str, members: Sequence[Measured]) -> Picture:
     axes.set(title=where, xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
     title = f"{where}: density of the Hessian's eigenvalues"
-    return finish(f"{stem}-density", title, figure, {"lines": lines, "x": "eigenvalue"})
+    return [finish(f"{stem}-density", title, figure, {"lines": lines, "x": "eigenvalue"})]
 
 
 def _positive(m: Measured) -> list[float]:
@@ -189,8 +196,17 @@ def _positive(m: Measured) -> list[float]:
 
 
 def _quadrature(entry: dict[str, Any]) -> Density:
-    nodes, weights = ([torch.tensor(row, dtype=torch.float64) for row in entry[key]] for key in ("nodes", "weights"))
+    """The quadratures of the starts that stayed finite and have a weight for each node."""
+    starts = [(n, w) for n, w in zip(entry["nodes"], entry["weights"], strict=False) if len(n) == len(w)]
+    finite = [(n, w) for n, w in starts if None not in n and None not in w]
+    nodes, weights = ([torch.tensor(pair[i], dtype=torch.float64) for pair in finite] for i in (0, 1))
     return Density(nodes, weights, 0)
+
+
+def _square(entry: dict[str, Any]) -> bool:
+    """Whether there is a landscape with two directions."""
+    losses, points = entry.get("losses", []), len(entry.get("offsets", []))
+    return len(losses) == points > 1 and all(isinstance(row, list) and len(row) == points for row in losses)
 
 
 def _landscapes(stem: str, where: str, members: Sequence[Measured]) -> list[Picture]:
@@ -240,10 +256,3 @@ def _landscape(
 def _stroke(m: Measured, width: float = 1.4) -> dict[str, Any]:
     style = {"linewidth": width} if m.man else {"linewidth": 0.8 * width, "linestyle": (0, (4, 2))}
     return {"color": colour(m.algorithm), "gid": group_id(m.algorithm, m.man), **style}
-
-
-def _rounded(values: Sequence[float], digits: int) -> str:
-    if digits == 2 or not values:
-        return mean_std(values)
-    spread = f" ± {np.std(values, ddof=1):.0f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.0f}{spread}"

@@ -203,8 +203,7 @@ def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
     names = _buttons(m.algorithm for m in measured)
     shown = ("fedavg", "fedsam")  # the paper's choice; the others by their buttons
     off = [a for a, _ in names if a not in shown] if {a for a, _ in names} >= set(shown) else []
-    text = "Of the mean cross-entropy on all training samples, at the mean of all clients' last models."
-    groups = [Group("Largest eigenvalue and trace of the Hessian", text, tables=found)]
+    groups = [Group("Largest eigenvalue and trace of the Hessian", hessian.basis(measured), tables=found)]
     if made["spectrum"]:
         groups.append(Group("The largest eigenvalues", "", made["spectrum"], 2, names, off))
     if made["density"]:
