@@ -12,7 +12,7 @@ import fedman
 from fedman.cli import main
 from fedman.data import partition
 from fedman.models import build
-from fedman.report import cost, hessian
+from fedman.report import cost, hessian, spectra
 
 
 def run(capsys, *words):
@@ -175,6 +175,27 @@ def test_hessian_tables_beside_the_papers():
     ]
     assert "copy" in table.note
     assert [(a.seed, b.figure("trace")) for a, b in hessian.drops(hessian.read(records))] == [(0, 4400.0)]
+
+
+def test_records_of_one_run_are_one_run():
+    """λ_max and trace on most samples; pictures on the number of samples that most runs have."""
+
+    def on(count, values, algorithm="fedavg"):
+        record = flatness(algorithm)
+        record["models"]["all"] = {
+            "top": {"values": values, "samples": count},
+            "trace": {"value": values[0], "samples": count},
+        }
+        return record
+
+    records = [on(10, [5.0, 4.0]), on(50, [6.0, 5.0]), on(50, [6.0]), on(10, [3.0, 2.0], "fedsam")]
+    measured = hessian.read(records)
+    (table,) = hessian.tables(measured)
+    assert [(r[0], r[1], r[-1]) for r in table.rows] == [("FedAvg", "6.00", "1"), ("FedSAM", "3.00", "1")]
+    assert "on 10 and 50 training samples" in hessian.basis(measured)
+    (picture,) = spectra.pictures(measured)["spectrum"]
+    assert [line["y"] for line in json.loads(picture.hover)["lines"]] == [[5.0, 4.0], [3.0, 2.0]]
+    assert [r[5:] for r in hessian.every(records).rows][:2] == [["trace", "5", "–", "10"], ["trace", "6", "–", "50"]]
 
 
 def test_layers_and_clients_of_the_hessian():
