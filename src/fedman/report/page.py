@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedman.records import version
-from fedman.report import cost, curves, hessian, paper, partitions, tables, words
+from fedman.report import cost, curves, hessian, paper, partitions, spectra, tables, words
 from fedman.report.compare import MARKS, Board
 from fedman.report.compare import boards as make_boards
 from fedman.report.picture import Picture
@@ -81,7 +81,8 @@ def compose(found: Sources) -> Report:
     printed = any(board.printed for board in boards)
     sections = [_summary(boards, measured, found.notes)]
     sections += [_board(board) for board in boards if board.cells]
-    sections += filter(None, [_studies(boards), _flatness(measured), _cost(boards, everything, found.costs)])
+    flat = _flatness(found.flatness, measured)
+    sections += filter(None, [_studies(boards), flat, _cost(boards, everything, found.costs)])
     if everything:
         sections.append(Section("runs", "All runs", folded=[tables.every_run(everything)]))
     extra = [made(board) for board in boards if board.cells for made in (tables.accuracy, tables.headline)]
@@ -195,25 +196,25 @@ def _studies(boards: Sequence[Board]) -> Section | None:
     return Section("studies", "Sensitivity and variants", groups=groups) if groups else None
 
 
-def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
+def _flatness(records: Sequence[dict[str, Any]], measured: Sequence[hessian.Measured]) -> Section | None:
     found = hessian.tables(measured)
     if not found:
         return None
-    made = hessian.pictures(measured)
+    made = spectra.pictures(measured)
     names = _buttons(m.algorithm for m in measured)
     shown = ("fedavg", "fedsam")  # the paper's choice; the others by their buttons
     off = [a for a, _ in names if a not in shown] if {a for a, _ in names} >= set(shown) else []
-    text = "Of the mean cross-entropy on all training samples, at the mean of all clients' last models."
-    groups = [Group("Largest eigenvalue and trace of the Hessian", text, tables=found)]
+    groups = [Group("Largest eigenvalue and trace of the Hessian", hessian.basis(measured), tables=found)]
     if made["spectrum"]:
         groups.append(Group("The largest eigenvalues", "", made["spectrum"], 2, names, off))
     if made["density"]:
-        text = f"Stochastic Lanczos quadrature, smoothed over {100 * hessian.SMOOTH:g} % of the largest eigenvalue."
+        text = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
         groups.append(Group("Density of all eigenvalues", text, made["density"], 2, names, off))
     if made["landscape"]:
         text = "Training loss around the models along two directions, on one scale for all."
         groups.append(Group("Loss landscapes", text, made["landscape"], 2))
-    folded = [t for t in (hessian.layers(measured), hessian.clients(measured)) if t is not None]
+    more = hessian.layers(measured), hessian.clients(measured), hessian.every(records)
+    folded = [table for table in more if table is not None]
     return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 
