@@ -47,6 +47,7 @@ class Way:
 
 
 def library(batch: int, **options: Any) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+    options = {"keep_graphs": False} | options
     return lambda model, x, y: Hessian(model, F.cross_entropy, (x, y), batch_size=batch, **options)
 
 
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=90, help="for the products")
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--keep-graphs", action="store_true")
+    parser.add_argument("--keep-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument("--out", type=Path, help="write the figures here")
     options = parser.parse_args()
 

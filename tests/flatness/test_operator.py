@@ -9,7 +9,7 @@ from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
 from torch import nn
 
 from fedman.errors import UserError
-from fedman.flatness import Hessian, Mean
+from fedman.flatness import Hessian, Mean, operator
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -170,3 +170,20 @@ def test_a_gpu_gives_the_same_product() -> None:
     expected = dense(cnn(), x, y)
     matrix = Hessian(cnn(), F.cross_entropy, (x, y), device="cuda").dense().cpu()
     assert (matrix - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(("free", "kept"), [(40, True), (39, False)])
+def test_graphs_are_kept_where_they_take_half_of_the_free_memory(monkeypatch, free: int, kept: bool) -> None:
+    """Two batches of 10 bytes each, as a CUDA device would report them."""
+    hessian = Hessian(mlp(), F.cross_entropy, rows(), batch_size=12)
+    v = torch.ones(1, 79)
+    expected = hessian(v)
+    hessian._keep, held = None, iter([100, 110])
+    monkeypatch.setattr(operator, "_allocated", lambda device: next(held))
+    monkeypatch.setattr(operator, "_free", lambda device: free)
+    assert torch.equal(hessian(v), expected)
+    monkeypatch.setattr(operator, "_allocated", lambda device: 0)
+    assert len(hessian._graphs) == (2 if kept else 0)
+    hessian.gradient()
+    assert torch.equal(hessian(v), expected)
+    assert len(hessian._graphs) == (2 if kept else 0)
