@@ -130,7 +130,7 @@ def ways(batch: int) -> Iterator[Way]:
     yield Way(f"double backward, {batch} images, TF32", 1, library(batch, tf32=True))
     yield Way(f"double backward, {batch // 2} images, fp64", 1, library(batch // 2, dtype=torch.float64))
     yield Way(f"forward over reverse, {batch} images, cuDNN's guess", 1, forward_over_reverse(batch))
-    yield Way(f"double backward, {batch} images, cuDNN's guess", 1, double_backward(batch))
+    yield Way(f"double backward, {batch} images, PyTorch's own convolutions, cuDNN's guess", 1, double_backward(batch))
     yield Way(f"double backward by vmap, {small} images, 4 vectors, cuDNN's guess", 4, double_backward(small))
     yield Way(f"forward over reverse, {small} images, 4 vectors, cuDNN's guess", 4, forward_over_reverse(small))
 

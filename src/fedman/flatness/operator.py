@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedman.errors import UserError
+from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call
 from fedman.runtime import matmul_precision
 
@@ -147,7 +148,7 @@ class Hessian:
         before = _allocated(self.device)
         for i, (share, x, y) in enumerate(self.batches):
             # fused attention kernels have no second derivative
-            with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
                 loss = self.loss(call(self.model, x), y)
                 _scalar(loss)
                 gradient = torch.autograd.grad(loss, self.weights, create_graph=graph, materialize_grads=True)
