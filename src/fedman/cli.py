@@ -37,7 +37,7 @@ def run(
     keys: Keys = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results", show_default="runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False,
     device: Device = "auto",
 ) -> None:
@@ -82,7 +82,9 @@ def sweep(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
     preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/PRESET or runs/sweep]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/sweep")
+    ] = None,
     device: Device = "auto",
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
 ) -> None:
@@ -163,14 +165,21 @@ def flatness(
     starts: Annotated[int, typer.Option(help="of the density's Lanczos runs")] = 5,
     steps: Annotated[int, typer.Option(help="of each of them")] = 100,
     model: Annotated[str, typer.Option(help="all, sel, cloud, or several with commas")] = "all",
-    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random [all]")] = None,
+    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random", show_default="all")] = None,
     batch_size: Annotated[int | None, typer.Option(help="samples at once: bounds the memory")] = None,
-    keep_graphs: Annotated[bool, typer.Option("--keep-graphs", help="faster products, much more memory")] = False,
+    keep_graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-graphs/--drop-graphs", help="faster products for memory", show_default="on CUDA, where they fit"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="of random vectors and directions")] = 0,
     precision: Annotated[str, typer.Option(help="fp32, fp64, or tf32 on CUDA")] = "fp32",
     device: Device = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies [as in the run]")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the pictures [the run's, or that of all]")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies", show_default="as in the run")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the pictures", show_default="the run's, or that of all")
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
     theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
 ) -> None:
@@ -232,7 +241,9 @@ def list_() -> None:
 @data_app.command()
 def get(
     name: Annotated[str, typer.Argument(help="data set to download")],
-    data_dir: Annotated[Path | None, typer.Option(help="where to [$FEDMAN_DATA or ~/.cache/fedman]")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="where to", show_default="$FEDMAN_DATA or ~/.cache/fedman")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
 ) -> None:
     """Download the official archive, with resume and checksum."""
