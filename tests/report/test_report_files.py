@@ -47,6 +47,8 @@ def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
     assert "51.49" in page, "the paper's λ_max"
     assert "1.980" in page
     assert ">0.075</text>" in page, "a label of the ζ axis"
+    assert ">10⁻³</text>" in page, "a label of the density's axis"
+    assert "mathdefault" not in page
     assert not re.search(r'(?:src|href|url)\s*[=(]\s*["\']?(?:https?:)?//', page), "nothing from the network"
     linked = {tmp_path / link for link in re.findall(r'href="(page_files/[^"]+)"', page)}
     assert linked

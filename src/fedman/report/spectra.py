@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from fedman.flatness.density import Density
 from fedman.report import paper
@@ -85,6 +86,7 @@ def _density(stem: str, where: str, shown: Shown) -> list[Picture]:
         axes.plot(grid.numpy(), mean, label=m.method, **_stroke(m, 1.1))
         lines.append(line(m.method, m.algorithm, m.man, grid.numpy(), mean, 3))
     axes.set(title=_titled(where, shown), xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
     title = f"{where}: density of the Hessian's eigenvalues"
     return [finish(f"{stem}-density", title, figure, {"lines": lines, "x": "eigenvalue"})]
@@ -93,6 +95,11 @@ def _density(stem: str, where: str, shown: Shown) -> list[Picture]:
 def _titled(where: str, shown: Shown) -> str:
     count = samples(shown[0][1])
     return f"{where}, {count} samples" if count else where
+
+
+def _power(value: float) -> str:
+    """A power of ten as text: 10⁻³."""
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _positive(entry: Entry) -> list[float]:
