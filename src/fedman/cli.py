@@ -77,7 +77,7 @@ def sweep(
     keys: Keys = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/sweep]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the results", show_default="runs/sweep")] = None,
     device: Device = "auto",
 ) -> None:
     """A grid of runs: comma lists of values. Done runs are skipped, interrupted ones go on.
