@@ -45,7 +45,7 @@ TARGETS = {
     "algorithms": Target(
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
-    "man.py": Target("man.py", ("test_man.py",)),
+    "man.py": Target("man.py", ("test_man.py", "test_man_details.py")),
     "screening": Target(
         "engine.py",
         ("test_engine.py", "test_memory.py", REFERENCE),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedman.errors import UserError
 from fedman.man import ActivationNorm
 
 
@@ -53,3 +55,29 @@ def test_a_repeated_use_does_not_take_another_layers_name() -> None:
     man = ActivationNorm(model, output=False)
     model(torch.randn(5, 4))
     assert list(man.terms()) == ["relu", "relu#2", "relu#3", "relu#4"]
+
+
+def test_a_failure_in_the_forward_pass_leaves_no_mode_behind() -> None:
+    model = Functional(lambda x: x @ x)
+    man = ActivationNorm(model)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.randn(2, 3))
+    assert torch.overrides._get_current_function_mode() is None
+    with pytest.raises(UserError, match="no forward pass"):
+        man()
+
+
+def test_a_copy_starts_afresh_even_in_the_middle_of_a_pass() -> None:
+    inside = []
+
+    def function(x: Tensor) -> Tensor:
+        inside.append(copy.copy(man))
+        return torch.relu(x)
+
+    model = Functional(function)
+    man = ActivationNorm(model)
+    model(torch.randn(2, 3))
+    assert inside[0]._running is None
+    man.terms()
+    assert set(man.values) == {"relu#1"}
+    assert copy.copy(man).values == {}
