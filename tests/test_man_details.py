@@ -81,3 +81,13 @@ def test_a_copy_starts_afresh_even_in_the_middle_of_a_pass() -> None:
     man.terms()
     assert set(man.values) == {"relu#1"}
     assert copy.copy(man).values == {}
+
+
+def test_layers_with_different_numbers_of_samples() -> None:
+    model = Functional(lambda x: torch.relu(x)[:2])
+    man = ActivationNorm(model)
+    x = torch.randn(5, 4)
+    out = model(x)
+    assert isinstance(out, Tensor)
+    terms = man.terms()
+    torch.testing.assert_close(terms, {"relu#1": x.relu().square().mean(), "output": out.square().mean()})
