@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint format clean
+.PHONY: run report test faults lint format clean
 
 run: $(VENV)/ready  ## the main job on the embedded data: FedAvg and FedDyn with and without MAN, three seeds
 	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.05 seed=0,1,2 --out runs/digits
 
+report: $(VENV)/ready  ## the page of what `make run` made
+	$(BIN)/fedman report runs/digits --out runs/digits.html
+
 test: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+faults: $(VENV)/ready-dev $(VENV)/audit  ## break things on purpose; ONLY="kill disk" chooses sections
+	$(BIN)/python -m faults $(ONLY)
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -31,3 +37,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard,flower]'
 	touch $@
+
+$(VENV)/audit:  # pip-audit in an environment of its own: none of its packages are ours
+	$(PYTHON) -m venv $@
+	-$@/bin/pip install --disable-pip-version-check -q pip-audit

@@ -47,6 +47,7 @@ class Way:
 
 
 def library(batch: int, **options: Any) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+    options = {"keep_graphs": False} | options
     return lambda model, x, y: Hessian(model, F.cross_entropy, (x, y), batch_size=batch, **options)
 
 
@@ -129,7 +130,7 @@ def ways(batch: int) -> Iterator[Way]:
     yield Way(f"double backward, {batch} images, TF32", 1, library(batch, tf32=True))
     yield Way(f"double backward, {batch // 2} images, fp64", 1, library(batch // 2, dtype=torch.float64))
     yield Way(f"forward over reverse, {batch} images, cuDNN's guess", 1, forward_over_reverse(batch))
-    yield Way(f"double backward, {batch} images, cuDNN's guess", 1, double_backward(batch))
+    yield Way(f"double backward, {batch} images, PyTorch's own convolutions, cuDNN's guess", 1, double_backward(batch))
     yield Way(f"double backward by vmap, {small} images, 4 vectors, cuDNN's guess", 4, double_backward(small))
     yield Way(f"forward over reverse, {small} images, 4 vectors, cuDNN's guess", 4, forward_over_reverse(small))
 
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=90, help="for the products")
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--keep-graphs", action="store_true")
+    parser.add_argument("--keep-graphs", action=argparse.BooleanOptionalAction)
     parser.add_argument("--out", type=Path, help="write the figures here")
     options = parser.parse_args()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from faults.runs import (
     end,
     fingerprint,
     finish,
+    on_operations,
     rounds_done,
     start,
     tail,
@@ -24,6 +26,7 @@ from faults.runs import (
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS
 
+ALWAYS = ("checkpoint_seconds=0", "--device", "cpu")
 ZETAS = ("0", "0.15")
 ROUNDS = 30
 
@@ -35,11 +38,11 @@ def run(tally: Tally, scratch: Path, small: bool = False) -> None:
         for zeta in ZETAS[1:] if small else ZETAS:
             folder = scratch / f"{algorithm}-{zeta}"
             folder.mkdir()
-            words = [*SMALL, f"algorithm={algorithm}", f"zeta={zeta}", "checkpoint_seconds=0", "--device", "cpu"]
-            whole = reference(folder, ["run", *words, f"rounds={ROUNDS}"])
-            random_moments(tally, folder, ["run", *words, f"rounds={ROUNDS}"], whole, 2 if small else 7, rng)
-            polite(tally, folder, ["run", *words, f"rounds={ROUNDS}"], whole, rng)
-    crash_points(tally, scratch, ["run", *SMALL, "algorithm=feddc", "zeta=0.15"], small)
+            words = ["run", *SMALL, *ALWAYS, f"algorithm={algorithm}", f"zeta={zeta}", f"rounds={ROUNDS}"]
+            whole = reference(folder, words)
+            random_moments(tally, folder, words, whole, 2 if small else 7, rng)
+            polite(tally, folder, words, whole, rng)
+    crash_points(tally, scratch, small)
     sweep(tally, scratch, 2 if small else 12, rng)
 
 
@@ -84,29 +87,31 @@ def polite(tally: Tally, folder: Path, words: list[str], whole: dict[str, str], 
         elif not sign:
             problem = f"no line that says how to go on: {line}"
         else:
-            problem = complete(command.split(), log) or different(out, whole)
+            problem = complete(shlex.split(command), log) or different(out, whole)
         tally.check(f"{how.name} saves, exits {128 + how}, says how to go on", problem)
 
 
-def crash_points(tally: Tally, scratch: Path, words: list[str], small: bool) -> None:
+def crash_points(tally: Tally, scratch: Path, small: bool) -> None:
     """A run of three rounds killed in its n-th operation on a file of its folder, for every n."""
     folder = scratch / "crash"
     folder.mkdir()
-    words = [*words, "rounds=3", "checkpoint_seconds=0", "--device", "cpu"]
+    words = ["run", *SMALL, *ALWAYS, "algorithm=feddc", "zeta=0.15", "rounds=3"]
     whole = reference(folder, words)
     n = 0
     while True:
-        n += 5 if small else 1
+        n += 9 if small else 1
         out, log = folder / str(n), folder / f"{n}.log"
-        if finish(start([*words, "--out", str(out)], log, die_at, n, str(out))) != -signal.SIGKILL:
+        code = finish(start([*words, "--out", str(out)], log, die_at, n, str(out)))
+        if code == 0:
             return  # the run has fewer operations
+        if code != -signal.SIGKILL:
+            raise RuntimeError(f"point {n}: exit {code}: {tail(log)}")
         problem = complete([*words, "--out", str(out), "--resume"], log) or different(out, whole)
         left = [p.name for p in out.rglob("*") if p.name not in RESULTS]
         problem = problem or (f"point {n}: left behind {', '.join(left)}" if left else None)
         tally.check("kill -9 in every file operation, also half-way through a checkpoint's write", problem)
 
 
-OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}  # Python's audit events
 RESULTS = {".lock", "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"}
 
 
@@ -115,17 +120,15 @@ def die_at(n: int, out: str) -> None:
 
     What lies there staged has not reached the disk for sure: at every other n it is cut in half.
     """
-    seen = 0
+    count = itertools.count(1)
 
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal seen
-        seen += event in OPERATIONS and str(arguments[0]).startswith(out)
-        if seen == n:
-            for path in Path(out).rglob(f".*.{os.getpid()}") if n % 2 else ():
-                os.truncate(path, path.stat().st_size // 2)
+    def operation(event: str, path: str) -> None:
+        if next(count) == n:
+            for staged in Path(out).rglob(f".*.{os.getpid()}") if n % 2 else ():
+                os.truncate(staged, staged.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(hook)
+    on_operations(out, operation)
 
 
 def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
@@ -133,8 +136,7 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
     folder = scratch / "sweep"
     folder.mkdir()
     log = folder / "log"
-    words = [*SMALL, "algorithm=fedavg,feddc", "zeta=0,0.15", "rounds=12", "checkpoint_seconds=0", "--device", "cpu"]
-    words = ["sweep", *words, "--out"]
+    words = ["sweep", *SMALL, *ALWAYS, "algorithm=fedavg,feddc", "zeta=0,0.15", "rounds=12", "--out"]
     outs = folder / "whole", folder / "killed"
     problem = complete([*words, str(outs[0])], log)
     done = 0
@@ -144,13 +146,24 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
         wait_until(process, lambda moment=moment: _all_rounds(outs[1]) >= moment)  # type: ignore[misc]
         time.sleep(pause)
         done += end(process, signal.SIGKILL) == -signal.SIGKILL
-    problem = problem or complete([*words, str(outs[1])], log)
-    for cell in sorted(outs[0].glob("*/")):
-        problem = problem or different(outs[1] / cell.name, fingerprint(cell))
-    if not problem and (outs[0] / "table.md").read_bytes() != (outs[1] / "table.md").read_bytes():
-        problem = "the tables differ"
+    problem = problem or complete([*words, str(outs[1])], log) or different_sweeps(*outs)
     what = "kill -9 of a sweep: the same runs, the same table"
     tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+    asked = folder / "asked"
+    process = start([*words, str(asked)], log)
+    wait_until(process, lambda: _all_rounds(asked) >= 3)
+    code, line = end(process, signal.SIGTERM), tail(log)
+    problem = None if code == 143 and "; go on with the same command" in line else f"exit {code}: {line}"
+    problem = problem or complete([*words, str(asked)], log) or different_sweeps(outs[0], asked)
+    tally.check("SIGTERM of a sweep: saves, exits 143, says how to go on", problem)
+
+
+def different_sweeps(whole: Path, other: Path) -> str | None:
+    """None if all runs and the table are the same."""
+    for cell in sorted(whole.glob("*/")):
+        if problem := different(other / cell.name, fingerprint(cell)):
+            return problem
+    return None if (whole / "table.md").read_bytes() == (other / "table.md").read_bytes() else "the tables differ"
 
 
 def _all_rounds(out: Path) -> int:

@@ -14,6 +14,7 @@ import importlib.machinery
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from faults.mutants import Mutant, mutants
 from faults.tally import ROOT, Tally
 
 NEEDED = 0.9
-CPU_SECONDS = 300  # of a mutant: one that needs more hangs
+CPU_SECONDS = 90  # of a mutant: one that needs more hangs
 
 
 @dataclass
@@ -44,7 +45,7 @@ TARGETS = {
     "algorithms": Target(
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
-    "man.py": Target("man.py", ("test_man.py",)),
+    "man.py": Target("man.py", ("test_man.py", "test_man_details.py")),
     "screening": Target(
         "engine.py",
         ("test_engine.py", "test_memory.py", REFERENCE),
@@ -56,10 +57,9 @@ TARGETS = {
 def run(tally: Tally, scratch: Path, small: bool = False) -> None:
     """The score, from a process that has not imported the package."""
     report = scratch / "mutation.json"
-    files = ["fedprox.py"] if small else []
-    code = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-m", "faults.mutation", f"--json={report}", *files])
-    if code:
-        raise RuntimeError(f"mutation testing ended with {code}")
+    files = ["fedavg.py"] if small else []
+    words = [sys.executable, "-m", "faults.mutation", f"--json={report}", *files]
+    subprocess.run(words, cwd=ROOT, check=True, preexec_fn=lambda: os.nice(19))
     for name, (tried, alive) in json.loads(report.read_text()).items():
         killed = tried - len(alive)
         what = f"mutants of {name} killed ({NEEDED:.0%} wanted)"
@@ -102,7 +102,6 @@ def preload() -> None:
     """All that the tests import and that no mutant changes."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()  # examples that fail are the mutants', not ours
-    os.nice(19)
     os.chdir(ROOT)
     for name in ("pytest", "numpy", "hypothesis.strategies", "torch._dynamo", "safetensors.torch"):
         importlib.import_module(name)

@@ -81,6 +81,19 @@ def wait_until(process: ForkServerProcess, ready: Callable[[], bool]) -> bool:
     return True
 
 
+OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}  # Python's audit events
+
+
+def on_operations(out: str, call: Callable[[str, str], object]) -> None:
+    """In this process, before every operation on a file under `out`: call(operation, path); for good."""
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in OPERATIONS and str(arguments[0]).startswith(out):
+            call(event, str(arguments[0]))
+
+    sys.addaudithook(hook)
+
+
 def rounds_done(out: Path) -> int:
     """Whole lines in a run's records."""
     try:

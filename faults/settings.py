@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import resource
 import time
@@ -24,16 +23,17 @@ NO_SUCH_DEVICE = ["--device", "nowhere"]  # a configuration that passes is refus
 
 JUNK = ("abc", "nan", "[1]", "{}", "1e999", "--1", "0x1F", "½", "1 2", "None", "9" * 5000, "\x00", "\udcff", "true\n1")
 FREE = {"data_dir", "clip"}  # a path may be anything; clip may be infinite
+UNBOUNDED = {"zeta", "lr", "weight_decay", "clip", "checkpoint_seconds", *HYPERPARAMETERS}
 
 
 def run(tally: Tally, scratch: Path, small: bool = False) -> None:
     """Tables of the tests, and many more made from the list of keys."""
-    os.chdir(scratch)
     furnish(scratch)
     limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + (4 << 30), limit[1]))  # the machine is not to suffer
     try:
-        all_settings(tally, scratch, 25 if small else 1)
+        with contextlib.chdir(scratch):
+            all_settings(tally, scratch, 25 if small else 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
@@ -87,9 +87,8 @@ def wrong_kinds() -> Iterator[Words]:
 def out_of_range() -> Iterator[Words]:
     for key, info in Config.model_fields.items():
         if "float" in str(info.annotation) or "int" in str(info.annotation):
-            for value in ("-1", "-1e-9", "1e300" if key not in ("zeta", "lr", "weight_decay") else "-inf", "-9" * 9):
-                if not (key in ("clip", "checkpoint_seconds", *HYPERPARAMETERS) and value == "1e300"):
-                    yield ["run", *owner(key), f"{key}={value}", *NO_SUCH_DEVICE]
+            for value in ("-1", "-1e-9", "-9" * 9, "-inf" if key in UNBOUNDED else "1e300"):
+                yield ["run", *owner(key), f"{key}={value}", *NO_SUCH_DEVICE]
 
 
 def owner(key: str) -> Words:
@@ -107,7 +106,7 @@ def contradictions() -> Iterator[Words]:
     yield ["run", "partition=path11"]
     yield ["run", "zeta=0.1", "zeta=0.1", *NO_SUCH_DEVICE]
     yield ["run", "--preset", "digits", "--preset", "none", *NO_SUCH_DEVICE]
-    yield ["run", "augment=true", "clients=2", "dataset=npz:rows.npz", *NO_SUCH_DEVICE[:0]]
+    yield ["run", "augment=true", "clients=2", "dataset=npz:rows.npz"]
 
 
 def sweeps() -> Iterator[Words]:

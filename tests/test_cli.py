@@ -10,7 +10,9 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 
+from fedman import experiment
 from fedman.cli import main
 
 BAD_KEYS = [
@@ -263,6 +265,16 @@ def test_a_folder_that_cannot_be_written(workplace, tmp_path, capsys):
     assert "file/run: cannot write here" in refused(
         capsys, ["run", "--preset", "digits", "rounds=1", "--out", "file/run"]
     )
+
+
+@pytest.mark.parametrize("ask", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50)])
+def test_not_enough_memory(workplace, tmp_path, capsys, monkeypatch, ask):
+    """torch and numpy say so in different ways."""
+    monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: ask())
+    assert "error: not enough memory; fewer clients" in refused(capsys, ["run", "--preset", "digits", "rounds=1"])
+    monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(["run", "--preset", "digits", "rounds=1"])
 
 
 def test_divergence_has_its_own_code(workplace, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedman.commands import (
     PresetOption,
     Resume,
     given_keys,
+    going_on_with,
     run_folder,
     run_name,
     say,
@@ -61,7 +63,9 @@ def run(
 
     with data_progress() as reading:
         data = load(settings.dataset, settings.data_dir, reading)
-    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+    command = f": fedman run --out {shlex.quote(str(out))} --resume"
+    title = f"{settings.method} · {settings.dataset} {settings.partition}"
+    with going_on_with(command), run_progress(title, settings.rounds) as advance:
         result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
     tell(settings, result.summary, out)
 
@@ -71,7 +75,9 @@ def sweep(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
     preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results [runs/PRESET or runs/sweep]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/sweep")
+    ] = None,
     device: Device = "auto",
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
 ) -> None:
@@ -95,7 +101,8 @@ def sweep(
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
     from fedman import sweep as grids
 
-    grids.command(given, preset, out, device, say)
+    with going_on_with(" the same command"):
+        grids.command(given, preset, out, device, say)
 
 
 @app.command()
@@ -103,14 +110,19 @@ def results(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
     replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+    flatness: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
+    ] = None,
 ) -> None:
     """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
-    from fedman.results import command
+    from fedman.results import command, keep_flatness
 
     typer.echo(command(sources, out, replace))
+    if flatness is not None:
+        typer.echo(keep_flatness(sources, flatness))
 
 
 @app.command()
@@ -146,14 +158,21 @@ def flatness(
     starts: Annotated[int, typer.Option(help="of the density's Lanczos runs")] = 5,
     steps: Annotated[int, typer.Option(help="of each of them")] = 100,
     model: Annotated[str, typer.Option(help="all, sel, cloud, or several with commas")] = "all",
-    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random [all]")] = None,
+    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random", show_default="all")] = None,
     batch_size: Annotated[int | None, typer.Option(help="samples at once: bounds the memory")] = None,
-    keep_graphs: Annotated[bool, typer.Option("--keep-graphs", help="faster products, much more memory")] = False,
+    keep_graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-graphs/--drop-graphs", help="faster products for memory", show_default="on CUDA, where they fit"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="of random vectors and directions")] = 0,
     precision: Annotated[str, typer.Option(help="fp32, fp64, or tf32 on CUDA")] = "fp32",
     device: Device = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies [as in the run]")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the pictures [the run's, or that of all]")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies", show_default="as in the run")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the pictures", show_default="the run's, or that of all")
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
     theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
 ) -> None:
@@ -215,7 +234,9 @@ def list_() -> None:
 @data_app.command()
 def get(
     name: Annotated[str, typer.Argument(help="data set to download")],
-    data_dir: Annotated[Path | None, typer.Option(help="where to [$FEDMAN_DATA or ~/.cache/fedman]")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="where to", show_default="$FEDMAN_DATA or ~/.cache/fedman")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
 ) -> None:
     """Download the official archive, with resume and checksum."""
@@ -276,3 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"too few clients: {error}", 4)
     except Interrupted as error:
         stop(str(error), 128 + error.signum)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            stop("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
+        raise

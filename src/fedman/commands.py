@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedman.errors import UserError
+from fedman.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -16,7 +18,7 @@ Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help
 PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Out = Annotated[Path | None, typer.Option(help="folder for the results [runs/NAME]")]
+Out = Annotated[Path | None, typer.Option(help="folder for the results", show_default="runs/NAME")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 
 
@@ -62,6 +64,15 @@ def run_name(config: Config) -> str:
     """The folder of a run that was given none."""
     dataset = Path(config.dataset.removeprefix("npz:")).stem
     return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
+
+
+@contextmanager
+def going_on_with(command: str) -> Iterator[None]:
+    """An interruption says how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
 
 
 def say(message: str) -> None:

@@ -267,8 +267,7 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
                     run.record()
                     run.keep()
             where = " ".join(str(run.folder.path) for run in runs if run.folder)
-            how = f": fedman run --out {where} --resume" if len(runs) == 1 else " the same command"
-            raise Interrupted(caught[0], f"round {t} is saved in {where}; go on with{how}") from None
+            raise Interrupted(caught[0], f"round {t} is saved in {where}") from None
         for i in now:
             runs[i].record()
         for i, outcome in zip(now, flight.land(), strict=True):

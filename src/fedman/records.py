@@ -45,7 +45,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+        reason = str(error).removeprefix("Error while serializing: I/O error: ").partition(" (os error")[0]
+        raise UserError(f"{path}: cannot be written: {reason}") from None
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

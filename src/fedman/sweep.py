@@ -61,17 +61,17 @@ def run(
     rows = [finished(out / cell.name, cell.config.flat()) for cell in grid]
     left = [i for i, row in enumerate(rows) if row is None]
     for group in groups([grid[i].config for i in left], pick_device(device)):
-        cells = [left[i] for i in group]
+        members = [left[i] for i in group]
         results = experiment.run_stacked(
-            [grid[i].config for i in cells],
-            data[grid[cells[0]].config.source],
-            [out / grid[i].name for i in cells],
+            [grid[i].config for i in members],
+            data[grid[members[0]].config.source],
+            [out / grid[i].name for i in members],
             resume=True,
             device=device,
-            progress=[on_cell(i, grid[i]) for i in cells],
+            progress=[on_cell(i, grid[i]) for i in members],
             warn=warn,
         )
-        for i, result in zip(cells, results, strict=True):
+        for i, result in zip(members, results, strict=True):
             if isinstance(result, Diverged):
                 warn(f"{grid[i].name}: {result}")
                 rows[i] = {"diverged": str(result)}

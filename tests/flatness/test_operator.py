@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
-from torch import nn
+from torch import Tensor, nn
 
 from fedman.errors import UserError
-from fedman.flatness import Hessian, Mean
+from fedman.flatness import Hessian, Mean, operator
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -150,6 +150,34 @@ def test_bad_input_is_one_line(change: dict, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+class Convolutional(nn.Module):
+    """Convolutions of every form: one to three axes, strides, padding, dilation, groups, no bias, padding by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.line = nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2)
+        self.plane = nn.Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), bias=False)
+        self.solid = nn.Conv3d(1, 2, 2)
+        self.named = nn.Conv2d(2, 2, 3, padding="same")
+        self.shared = nn.Parameter(torch.randn(2, 2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.tanh(self.line(x.flatten(2)))  # [n, 4, 18]
+        b = torch.tanh(self.plane(a.reshape(-1, 1, 6, 12)))  # [n, 2, 6, 5]
+        c = torch.tanh(self.named(b) + F.conv2d(b, weight=self.shared))
+        c = torch.stack([torch.conv2d(one, self.shared) for one in c])  # no batch axis
+        return torch.tanh(self.solid(c.reshape(len(x), 1, 2, 6, 5))).sum((2, 3, 4)) @ torch.eye(2, 3, dtype=x.dtype)
+
+
+def test_convolutions_of_every_form() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 2, 6, 6, generator=generator), torch.randint(0, 3, (5,), generator=generator)
+    expected = dense(Convolutional(), x, y)
+    matrix = Hessian(Convolutional(), F.cross_entropy, (x, y), dtype=torch.float64).dense()
+    assert (matrix - expected).norm() < 1e-12 * expected.norm()
+
+
 def test_bad_losses_and_vectors_are_refused_when_met() -> None:
     x, y = rows()
     v = torch.ones(1, 79)
@@ -170,3 +198,20 @@ def test_a_gpu_gives_the_same_product() -> None:
     expected = dense(cnn(), x, y)
     matrix = Hessian(cnn(), F.cross_entropy, (x, y), device="cuda").dense().cpu()
     assert (matrix - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(("free", "kept"), [(40, True), (39, False)])
+def test_graphs_are_kept_where_they_take_half_of_the_free_memory(monkeypatch, free: int, kept: bool) -> None:
+    """Two batches of 10 bytes each, as a CUDA device would report them."""
+    hessian = Hessian(mlp(), F.cross_entropy, rows(), batch_size=12)
+    v = torch.ones(1, 79)
+    expected = hessian(v)
+    hessian._keep, held = None, iter([100, 110])
+    monkeypatch.setattr(operator, "_allocated", lambda device: next(held))
+    monkeypatch.setattr(operator, "_free", lambda device: free)
+    assert torch.equal(hessian(v), expected)
+    monkeypatch.setattr(operator, "_allocated", lambda device: 0)
+    assert len(hessian._graphs) == (2 if kept else 0)
+    hessian.gradient()
+    assert torch.equal(hessian(v), expected)
+    assert len(hessian._graphs) == (2 if kept else 0)

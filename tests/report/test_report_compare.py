@@ -172,12 +172,8 @@ def test_the_order_of_methods_is_compared():
 def test_what_is_missing_is_said():
     some = boards(series(pair(40.0, 52.0)))
     said = words.missing(some, [])
-    assert said[0].startswith("CIFAR-100: 34 of 36 cells are not measured yet: FedAvg (2), FedAvg+MAN (2), FedSAM (3)")
-    assert said[1:] == [
-        "Tiny-ImageNet: nothing is measured yet.",
-        "CIFAR-10: nothing is measured yet.",
-        "Hessian: nothing is measured yet.",
-    ]
+    assert said[0].startswith("CIFAR-100: 34 of 36 cells: FedAvg (2), FedAvg+MAN (2), FedSAM (3)")
+    assert said[1:] == ["Tiny-ImageNet: all of its 36 cells.", "CIFAR-10: all of its 36 cells.", "The Hessian."]
     assert words.missing(boards(series(pair(90.0, 91.0, dataset="digits"))), []) == []
 
 

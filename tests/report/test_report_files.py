@@ -1,6 +1,7 @@
 """The command: what it reads, what it writes, what it refuses; flatness, cost and partitions behind it."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ import fedman
 from fedman.cli import main
 from fedman.data import partition
 from fedman.models import build
-from fedman.report import cost, hessian
+from fedman.report import cost, hessian, spectra
 
 
 def run(capsys, *words):
@@ -29,7 +30,7 @@ def place(tmp_path):
 
 
 def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
-    write(place / "a.jsonl", [*pair(40.0, 52.0), row(51.0, zeta=0.3), row(51.5, zeta=0.6)])
+    write(place / "a.jsonl", [*pair(40.0, 52.0), row(51.0, zeta=0.075), row(51.5, zeta=0.6)])
     write(place / "b.jsonl", [row(41.0, zeta=0), *pair(41.0, 53.0, seed=1)])
     (place / "run").mkdir()
     (place / "run" / "flatness.json").write_text(json.dumps(flatness()))
@@ -45,6 +46,9 @@ def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
     assert "40.50 ± 0.71" in page
     assert "51.49" in page, "the paper's λ_max"
     assert "1.980" in page
+    assert ">0.075</text>" in page, "a label of the ζ axis"
+    assert ">10⁻³</text>" in page, "a label of the density's axis"
+    assert "mathdefault" not in page
     assert not re.search(r'(?:src|href|url)\s*[=(]\s*["\']?(?:https?:)?//', page), "nothing from the network"
     linked = {tmp_path / link for link in re.findall(r'href="(page_files/[^"]+)"', page)}
     assert linked
@@ -86,6 +90,16 @@ def test_text_from_files_is_text_on_the_page(place, tmp_path, capsys):
     assert all(p.is_relative_to(out.parent) or p.parent == place for p in written), "no file outside its folder"
 
 
+def test_diverged_runs_are_named_and_drawn_nowhere(place, tmp_path, capsys):
+    rows = [row(math.nan, zeta=0), row(52.0), row(math.nan, zeta=0.3), row(51.0, zeta=0.6), row(math.nan, seed=1)]
+    rows[0]["curve"] = {"round": [1, 2], "all": [1.0, 2.0]}
+    write(place / "a.jsonl", rows)
+    assert run(capsys, place, "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Diverged: FedAvg, FedAvg+MAN." in page
+    assert "NaN" not in page
+
+
 def broken(name, content):
     return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
@@ -112,6 +126,15 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
             broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"top": {}}}})),
             "flatness.json: models.all.top.values is missing",
         ),
+        (
+            broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"top": {"values": ["x"]}}}})),
+            "flatness.json: models.all.top.values is missing or not of the right kind",
+        ),
+        (
+            broken("flatness.json", json.dumps(flatness() | {"models": {"all": {"density": {"nodes": [1.0]}}}})),
+            "flatness.json: models.all.density.nodes is missing or not of the right kind",
+        ),
+        (broken("flatness.json", json.dumps(flatness() | {"models": {"all": [3]}})), "models.all must hold an object"),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps must be a list of objects"),
         (broken("cost.json", "{}"), "cost.json: steps must be a list of objects"),
     ],
@@ -156,10 +179,53 @@ def test_hessian_tables_beside_the_papers():
     assert [(a.seed, b.figure("trace")) for a, b in hessian.drops(hessian.read(records))] == [(0, 4400.0)]
 
 
+def test_records_of_one_run_are_one_run():
+    """λ_max and trace on most samples; pictures on the number of samples that most runs have."""
+
+    def on(count, values, algorithm="fedavg"):
+        record = flatness(algorithm)
+        record["models"]["all"] = {
+            "top": {"values": values, "samples": count},
+            "trace": {"value": values[0], "samples": count},
+        }
+        return record
+
+    records = [on(10, [5.0, 4.0]), on(50, [6.0, 5.0]), on(50, [6.0]), on(10, [3.0, 2.0], "fedsam")]
+    measured = hessian.read(records)
+    (table,) = hessian.tables(measured)
+    assert [(r[0], r[1], r[-1]) for r in table.rows] == [("FedAvg", "6.00", "1"), ("FedSAM", "3.00", "1")]
+    assert "on 10 and 50 training samples" in hessian.basis(measured)
+    (picture,) = spectra.pictures(measured)["spectrum"]
+    assert [line["y"] for line in json.loads(picture.hover)["lines"]] == [[5.0, 4.0], [3.0, 2.0]]
+    assert [r[5:] for r in hessian.every(records).rows][:2] == [["trace", "5", "–", "10"], ["trace", "6", "–", "50"]]
+
+
 def test_layers_and_clients_of_the_hessian():
     measured = hessian.read([flatness()])
     assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
     assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]
+
+
+def test_what_was_not_finite_is_left_out(place, tmp_path, capsys):
+    record = flatness()
+    record["models"]["all"] |= {
+        "top": {"values": [None, -1.0]},
+        "trace": {"value": None},
+        "density": {"nodes": [[None, 1.0], [0.0]], "weights": [[0.5, 0.5], [0.5, 0.5]]},
+        "landscape": {"offsets": [-1.0, 1.0], "losses": [[None, 1.0], [2.0, None]]},
+    }
+    (place / "flatness.json").write_text(json.dumps(record))
+    code, said, _ = run(capsys, place, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "0 runs, 2 pictures" in said, "a surface and a map"
+
+
+def test_one_results_file_is_enough(place, tmp_path, capsys):
+    path = write(place / "a.jsonl", [row(40.0, zeta=0), row(41.0, zeta=0)])
+    code, said, _ = run(capsys, path, "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "1 runs" in said
+    assert "a.jsonl: 1 runs have another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_papers_count_of_multiplications():

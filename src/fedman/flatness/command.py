@@ -68,9 +68,10 @@ def measure(
                     record.add(run.folder, run.about, which, measurement, result)
             except torch.OutOfMemoryError:
                 batch = subject.options["batch_size"]
-                raise UserError(
-                    f"batch-size: {batch} samples at once do not fit the device's memory; take less"
-                ) from None
+                message = (
+                    f"batch-size: {batch} samples at once do not fit the device's memory; take less, or --drop-graphs"
+                )
+                raise UserError(message) from None
             directions = subject.directions
             del subject, seen  # before the next is on the device
     folders = [run.folder for run in runs]

@@ -48,7 +48,7 @@ class Request:
     seed: int = 0
     precision: str = "fp32"
     batch_size: int | None = None
-    keep_graphs: bool = False
+    keep_graphs: bool | None = None  # None: where they fit easily
 
     def __post_init__(self) -> None:
         checks: list[tuple[str, object, bool, str]] = [
@@ -105,10 +105,11 @@ class Subject:
             "dtype": request.dtype,
             "batch_size": request.batch_size or BATCH[self.device.type],
             "tf32": request.precision == "tf32",
+            "keep_graphs": request.keep_graphs,
         }
         self.known: Lanczos | None = None  # the recurrence of `top`, where it was asked for
         self.directions = directions  # of the landscape, where another model's are to be used
-        self.hessian = Hessian(model, cross_entropy, self.data, keep_graphs=request.keep_graphs, **self.options)
+        self.hessian = Hessian(model, cross_entropy, self.data, **self.options)
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and result of each measurement as soon as it is known, the cheap ones first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import threading
 import warnings
@@ -69,8 +70,8 @@ def simulate(
             resources = {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}}
             run_simulation(server, client.app, config.clients, backend_config=resources)  # type: ignore[arg-type]
     except Interrupted as error:
-        saved = f"the last round is saved in {out}; go on with: fedman flower simulate --out {out} --resume"
-        raise Interrupted(error.signum, saved if (memory.parent / FILE).exists() else str(error)) from None
+        how = f"; go on with: fedman flower simulate --out {shlex.quote(str(out))} --resume"
+        raise Interrupted(error.signum, f"{error}{how if (memory.parent / FILE).exists() else ''}") from None
     finally:
         ray.shutdown()
     shutil.rmtree(memory, ignore_errors=True)

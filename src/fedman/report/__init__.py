@@ -12,15 +12,13 @@ def command(place: Path, out: Path) -> str:
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: {out} must end in .html")
     from fedman.records import write_text
-    from fedman.report.compare import boards
     from fedman.report.page import compose, render
     from fedman.report.picture import styled
-    from fedman.report.series import series
     from fedman.report.sources import find
 
     found = find(place)
     with styled():
-        report = compose(found, boards(series(found.rows)))
+        report = compose(found)
     beside = out.with_name(f"{out.stem}_files")
     page = render(report, beside.name)
     try:
@@ -32,6 +30,7 @@ def command(place: Path, out: Path) -> str:
         for table in report.tables:
             (beside / "tables" / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
             (beside / "tables" / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        (beside / "tables" / "summary.md").write_text(report.summary, encoding="utf-8")
         write_text(out, page)
     except OSError as error:
         raise UserError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None

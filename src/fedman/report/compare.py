@@ -61,7 +61,7 @@ class Cell:
         if self.target is None or self.series.target is None:
             return None
         if self.target.rounds is None:
-            return math.isinf(self.series.rounds_to_target) or self.series.rounds_to_target > self.series.length * 0.8
+            return self.series.rounds_to_target > self.series.length * (1 - TOLERANCE)
         return self.rounds_ratio is not None and self.rounds_ratio <= 1 + TOLERANCE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedman.report.tables import slug
 FAMILIES = (("fedavg", "feddyn", "feddc"), ("fedsam", "fedasam", "fedspeed"))
 """Panels hold few enough curves to be read in print: the paper's Figures 2 and 3, and its supplement's."""
 BINS = 5
+EARLY = 0.07  # of the rounds: what is lower by then is cut off, so that the rest is seen
 
 
 def overview(board: Board) -> list[Picture]:
@@ -86,7 +88,7 @@ def convergence(board: Board) -> list[list[Picture]]:
 
 def _panel(board: Board, members: Sequence[Series], partition: str, number: int) -> Picture:
     figure, axes = panel()
-    lines, top = [], 0.0
+    lines, top, start = [], 0.0, 100.0
     for s in members:
         curve, tone = s.curve, colour(s.algorithm)
         assert curve is not None
@@ -96,6 +98,7 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
         if len(s.runs) > 1:
             axes.fill_between(curve.rounds, curve.low, curve.high, color=tone, alpha=0.18, linewidth=0, gid=gid)
         top = max(top, float(curve.high.max()))
+        start = min(start, float(np.interp(EARLY * s.length, curve.rounds, curve.mean)))
         lines.append(line(s.method, s.algorithm, s.man, curve.rounds, curve.mean, 4))
     goal = members[0].target
     if goal:
@@ -105,7 +108,7 @@ def _panel(board: Board, members: Sequence[Series], partition: str, number: int)
         xlabel="round",
         ylabel="test accuracy, %",
         xlim=(0, members[0].length),
-        ylim=(0.35 * top, 1.03 * top),
+        ylim=(max(0.0, start - 0.05 * top), 1.03 * top),
     )
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc="lower right").set_gid("legend")
@@ -120,7 +123,10 @@ def sensitivity(board: Board) -> list[Picture]:
     for study in board.zeta_series():
         figure, axes = panel(6.2, 3.1)
         first, tone = study[0], colour(study[0].algorithm)
-        with_man, plain = [s for s in study if s.man], [s for s in study if not s.man]
+        finite = [s for s in study if not math.isnan(s.mean)]
+        with_man, plain = [s for s in finite if s.man], [s for s in finite if not s.man]
+        if not with_man:
+            continue
         zetas, means = [s.zeta for s in with_man], [s.mean for s in with_man]
         axes.set_xscale("log")
         target = paper.target(first.dataset, first.partition, first.algorithm, True)

@@ -11,8 +11,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedman.records import version
-from fedman.report import cost, curves, hessian, paper, partitions, tables, words
+from fedman.report import cost, curves, hessian, paper, partitions, spectra, tables, words
 from fedman.report.compare import MARKS, Board
+from fedman.report.compare import boards as make_boards
 from fedman.report.picture import Picture
 from fedman.report.series import Series, method_order, method_title, series
 from fedman.report.sources import Sources
@@ -42,9 +43,9 @@ class Section:
     id: str
     title: str
     briefs: Sequence[tuple[str, Sequence[str]]] = ()  # headings with a few sentences each
-    points: Sequence[str] = ()
     groups: Sequence[Group] = ()
     folded: Sequence[Table] = ()
+    narrow: bool = False  # its groups are one picture wide, and two of them fit side by side
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,22 @@ class Report:
         shown = [t for s in self.sections for g in s.groups for t in g.tables]
         return [*shown, *(t for s in self.sections for t in s.folded), *self.extra]
 
+    @property
+    def summary(self) -> str:
+        """The words of the first section as Markdown."""
+        return "\n".join(f"**{name}.** {' '.join(said)}\n" for name, said in self.sections[0].briefs)
 
-def compose(found: Sources, boards: Sequence[Board]) -> Report:
-    """The report of what was found."""
+
+def compose(found: Sources) -> Report:
+    """The report of what was found; draws all its pictures."""
     everything = series(found.rows)
     measured = hessian.read(found.flatness)
+    boards = make_boards(everything)
     printed = any(board.printed for board in boards)
     sections = [_summary(boards, measured, found.notes)]
     sections += [_board(board) for board in boards if board.cells]
-    sections += filter(None, [_studies(boards), _flatness(measured), _cost(boards, everything, found.costs)])
+    flat = _flatness(found.flatness, measured)
+    sections += filter(None, [_studies(boards), flat, _cost(boards, everything, found.costs)])
     if everything:
         sections.append(Section("runs", "All runs", folded=[tables.every_run(everything)]))
     extra = [made(board) for board in boards if board.cells for made in (tables.accuracy, tables.headline)]
@@ -109,8 +117,8 @@ def render(report: Report, folder: str) -> str:
 def _summary(boards: Sequence[Board], measured: Sequence[hessian.Measured], notes: Sequence[str]) -> Section:
     briefs = [(board.title, words.about(board)) for board in boards]
     flat = words.flatness(measured)
-    briefs += [("Flatness", flat)] if flat else []
-    return Section("summary", "Summary", briefs, [*words.missing(boards, measured), *notes])
+    rest = {"Flatness": flat, "Not measured yet": words.missing(boards, measured), "Notes": notes}
+    return Section("summary", "Summary", [*briefs, *((name, said) for name, said in rest.items() if said)])
 
 
 def _board(board: Board) -> Section:
@@ -127,7 +135,7 @@ def _board(board: Board) -> Section:
         Group(
             "Accuracy",
             cards=[_card(board, partition) for partition in board.partitions],
-            note=f"Mean ± standard deviation, {tables.seeds(board)}, ζ = {board.zeta:g}. {tables.legend(board)}",
+            note=f"{_what(board)}, ζ = {board.zeta:g}. {tables.legend(board)}",
             files=tables.accuracy(board).name,
         ),
     ]
@@ -143,7 +151,11 @@ def _board(board: Board) -> Section:
     if pictures:
         text = "Samples of every class (row) at every client (column); darker is more."
         groups.append(Group("Who holds what", text, pictures, min(parts, 3)))
-    return Section(tables.slug(board.dataset), board.title, groups=groups)
+    return Section(tables.slug(board.dataset), board.title, groups=groups, narrow=parts == 1)
+
+
+def _what(board: Board) -> str:
+    return "One seed" if board.seeds == (1, 1) else f"Mean ± standard deviation over {tables.seeds(board)}"
 
 
 def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
@@ -184,25 +196,25 @@ def _studies(boards: Sequence[Board]) -> Section | None:
     return Section("studies", "Sensitivity and variants", groups=groups) if groups else None
 
 
-def _flatness(measured: Sequence[hessian.Measured]) -> Section | None:
+def _flatness(records: Sequence[dict[str, Any]], measured: Sequence[hessian.Measured]) -> Section | None:
     found = hessian.tables(measured)
     if not found:
         return None
-    made = hessian.pictures(measured)
+    made = spectra.pictures(measured)
     names = _buttons(m.algorithm for m in measured)
     shown = ("fedavg", "fedsam")  # the paper's choice; the others by their buttons
     off = [a for a, _ in names if a not in shown] if {a for a, _ in names} >= set(shown) else []
-    text = "Of the mean cross-entropy on all training samples, at the mean of all clients' last models."
-    groups = [Group("Largest eigenvalue and trace of the Hessian", text, tables=found)]
+    groups = [Group("Largest eigenvalue and trace of the Hessian", hessian.basis(measured), tables=found)]
     if made["spectrum"]:
         groups.append(Group("The largest eigenvalues", "", made["spectrum"], 2, names, off))
     if made["density"]:
-        text = f"Stochastic Lanczos quadrature, smoothed over {100 * hessian.SMOOTH:g} % of the largest eigenvalue."
+        text = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
         groups.append(Group("Density of all eigenvalues", text, made["density"], 2, names, off))
     if made["landscape"]:
         text = "Training loss around the models along two directions, on one scale for all."
         groups.append(Group("Loss landscapes", text, made["landscape"], 2))
-    folded = [t for t in (hessian.layers(measured), hessian.clients(measured)) if t is not None]
+    more = hessian.layers(measured), hessian.clients(measured), hessian.every(records)
+    folded = [table for table in more if table is not None]
     return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 

@@ -101,8 +101,9 @@ def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None =
             "xlog": axes.get_xscale() == "log",
             "ylog": axes.get_yscale() == "log",
         }
-    return Picture(name, title, _inline(name, title, svg.getvalue().decode()), svg.getvalue(), png.getvalue(),
-                   json.dumps(hover, separators=(",", ":"), ensure_ascii=False) if hover else "")  # fmt: skip
+    inline = _inline(name, title, svg.getvalue().decode())
+    data = json.dumps(hover, separators=(",", ":"), ensure_ascii=False, allow_nan=False) if hover else ""
+    return Picture(name, title, inline, svg.getvalue(), png.getvalue(), data)
 
 
 def styled() -> Any:
@@ -119,10 +120,15 @@ def _inline(name: str, title: str, svg: str) -> str:
     svg = head + svg[svg.index(">") + 1 :]
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0], svg)
     svg = re.sub(r"font-family: [^;]*; ", "", svg)
-    svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", svg)
+    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, svg)
     svg = re.sub(r'id="series:([\w.:-]+)"', lambda m: f'data-series="{m[1].replace(":", " ")}"', svg)
     svg = svg.replace('id="legend"', 'class="legend"')
     used = set(re.findall(r'(?:url\(#|xlink:href="#)([^)"]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'url\(#|xlink:href="#', lambda m: f"{m[0].removeprefix('xlink:')}{name}-", svg)
     return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><").strip()
+
+
+def _shorter(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point."""
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", attribute[0])

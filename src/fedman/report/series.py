@@ -73,8 +73,9 @@ class Series:
 
     @property
     def std(self) -> float | None:
-        """The sample standard deviation (n − 1); None for one seed."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        """The sample standard deviation (n − 1); None for one seed, or where one diverged."""
+        several = len(self.accuracies) > 1 and not math.isnan(self.mean)
+        return statistics.stdev(self.accuracies) if several else None
 
     @property
     def target(self) -> float | None:
@@ -99,8 +100,8 @@ class Series:
 
     @cached_property
     def curve(self) -> Curve | None:
-        """Over all seeds that have points, on the first one's rounds."""
-        curves = [run["curve"] for run in self.runs if run["curve"]["round"]]
+        """Over all seeds that came to their end, on the first one's rounds."""
+        curves = [run["curve"] for run in self.runs if run["curve"]["round"] and "diverged" not in run]
         if not curves:
             return None
         rounds = np.array(curves[0]["round"], dtype=float)

@@ -11,6 +11,14 @@ from fedman import results
 from fedman.errors import UserError
 from fedman.results import Row
 
+DRAWN: dict[str, dict[str, tuple[int, ...]]] = {
+    "top": {"values": (1,)},
+    "trace": {"value": (0,)},
+    "density": {"nodes": (2,), "weights": (2,)},
+    "landscape": {"offsets": (1,), "losses": (1, 2)},
+}
+"""The parts of a flatness record that are drawn, and how deep their lists are nested."""
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -28,8 +36,8 @@ def find(place: Path) -> Sources:
     Of two results of one configuration the first file's is taken, and a note says so.
     """
     if place.is_file():
-        parts = [(place, results.read(place))]
-        return Sources(*_once(parts)) if parts[0][1] else _nothing(place)
+        rows, notes = _once([(place, results.read(place))])
+        return Sources(rows, notes=notes) if rows else _nothing(place)
     if not place.is_dir():
         raise UserError(f"{place}: no such file or folder")
     files = sorted(path for path in place.rglob("*.jsonl") if path.name != "rounds.jsonl")
@@ -48,7 +56,7 @@ def _nothing(place: Path) -> Sources:
     raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs (summary.json) in it")
 
 
-def _once(parts: list[tuple[Path, list[Row]]]) -> tuple[list[Row], Any]:
+def _once(parts: list[tuple[Path, list[Row]]]) -> tuple[list[Row], list[str]]:
     kept: dict[str, Row] = {}
     notes = []
     for path, rows in parts:
@@ -83,10 +91,21 @@ def _flatness(path: Path) -> dict[str, Any]:
         if not isinstance(run.get(key), kind):
             raise UserError(f"{path}: run.{key} is missing or not of the right kind")
     for name, measured in models.items():
-        for entry, needs in (("top", "values"), ("trace", "value"), ("density", "nodes"), ("landscape", "losses")):
-            if entry in measured and needs not in measured[entry]:
-                raise UserError(f"{path}: models.{name}.{entry}.{needs} is missing")
+        if not isinstance(measured, dict) or not all(isinstance(entry, dict) for entry in measured.values()):
+            raise UserError(f"{path}: models.{name} must hold an object for each measurement")
+        for entry, needs in DRAWN.items():
+            for key, depth in needs.items():
+                if entry in measured and not _numbers(measured[entry].get(key), depth):
+                    raise UserError(f"{path}: models.{name}.{entry}.{key} is missing or not of the right kind")
     return record
+
+
+def _numbers(value: Any, depth: tuple[int, ...]) -> bool:
+    """Whether it is a number (null: not finite), or lists of them nested as deep as one of `depth` says."""
+    if isinstance(value, list):
+        inner = tuple(d - 1 for d in depth if d > 0)
+        return bool(value) and bool(inner) and all(_numbers(v, inner) for v in value)
+    return 0 in depth and (value is None or (isinstance(value, int | float) and not isinstance(value, bool)))
 
 
 def _costs(path: Path) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def accuracy(board: Board) -> Table:
     for cell in board.cells:
         s, target = cell.series, cell.target
         mean = "diverged" if math.isnan(s.mean) else f"{s.mean:.2f}"
-        spread = NOTHING if s.std is None or math.isnan(s.std) else f"{s.std:.2f}"
+        spread = NOTHING if s.std is None else f"{s.std:.2f}"
         row = [s.partition, s.method, mean, spread, str(len(s.runs)), reached(s)]
         if board.printed:
             row += [f"{target.accuracy:.2f}", f"{target.std:.2f}"] if target else [NOTHING, NOTHING]
@@ -69,7 +69,7 @@ def headline(board: Board) -> Table:
             row.append(text)
         rows.append(row)
     brackets = "; the paper's in brackets" if board.printed else ""
-    note = f"{seeds(board)}, ζ = {board.zeta:g}{brackets}. {legend(board)}".strip()
+    note = f"ζ = {board.zeta:g}, {seeds(board)}{brackets}. {legend(board)}".strip()
     return Table(f"{slug(board.dataset)}-headline", f"{board.title}, accuracy in %", header, rows, note)
 
 

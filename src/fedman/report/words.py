@@ -66,12 +66,12 @@ def missing(boards: Sequence[Board], measured: Sequence[Measured]) -> list[str]:
         ]
         total = len(METHODS) * 2 * len(paper.PARTITIONS)
         if len(gaps) == total:
-            said.append(f"{paper.title(dataset)}: nothing is measured yet.")
+            said.append(f"{paper.title(dataset)}: all of its {total} cells.")
         elif gaps:
             names = ", ".join(f"{name} ({count})" for name, count in Counter(gaps).items())
-            said.append(f"{paper.title(dataset)}: {len(gaps)} of {total} cells are not measured yet: {names}.")
+            said.append(f"{paper.title(dataset)}: {len(gaps)} of {total} cells: {names}.")
     if not measured:
-        said.append("Hessian: nothing is measured yet.")
+        said.append("The Hessian.")
     return said
 
 
@@ -87,10 +87,14 @@ def tiles(boards: Sequence[Board]) -> list[tuple[str, str]]:
     if compared:
         good = sum(cell.mark in (STD, POINT, ABOVE) for cell in compared)
         made.append((f"{good} of {len(compared)}", "cells within a point of the paper, or above"))
-    elif cells:
-        best = max((c.series for c in cells), key=lambda s: -1 if math.isnan(s.mean) else s.mean)
-        made.append((f"{best.mean:.1f} %", f"the best: {best.method}"))
+    else:
+        finite = [cell.series for cell in cells if not math.isnan(cell.series.mean)]
+        made += [(f"{best.mean:.1f} %", f"the best: {best.method}") for best in sorted(finite, key=_mean)[-1:]]
     return made
+
+
+def _mean(s: Series) -> float:
+    return s.mean
 
 
 def _all(board: Board) -> list[Series]:
@@ -147,8 +151,8 @@ def _order(board: Board) -> list[str]:
     for partition in board.partitions:
         cells = [cell for cell in board.of(partition) if cell.target and not math.isnan(cell.series.mean)]
         if len(cells) == 2 * len(METHODS):
-            ours, theirs = ([_rank(values) for values in ([c.series.mean for c in cells],
-                             [c.target.accuracy for c in cells if c.target])])  # fmt: skip
+            ours = _rank([cell.series.mean for cell in cells])
+            theirs = _rank([cell.target.accuracy for cell in cells if cell.target])
             found.append(f"{np.corrcoef(ours, theirs)[0, 1]:.2f} ({paper.partition_title(partition)})")
     return [f"Rank correlation of the twelve methods with the paper's order: {', '.join(found)}."] if found else []
 

@@ -1,0 +1,84 @@
+"""Bring the documents up to date with the results: their tables, and the picture of the report's page.
+
+    python docs/refresh.py [--picture]
+
+A document names a table that `fedman report results` makes, and the table goes between the two marks:
+
+    <!-- table cifar100-headline -->
+    <!-- end -->
+
+--picture also takes docs/report.png from the page; it needs selenium and Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from fedman.report import command
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs/paper.md", ROOT / "results/README.md")
+BLOCK = re.compile(r"(<!-- table ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH, SECTION, GROUPS = 1280, "#cifar100", 3  # of the picture
+
+
+def refreshed(text: str, tables: Path) -> str:
+    """A document with the tables that lie in a folder."""
+
+    def block(match: re.Match[str]) -> str:
+        path = tables / f"{match[2]}.md"
+        content = path.read_text(encoding="utf-8") if path.exists() else "Not measured yet.\n"
+        return f"{match[1]}{content}{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def picture(page: Path, path: Path) -> None:
+    """The first groups of a section of the page, as a small PNG."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        size = {"width": WIDTH, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(page.as_uri())
+        top, bottom = browser.execute_script(
+            "const y = (s, side) => document.querySelector(s).getBoundingClientRect()[side];"
+            f"return [y('{SECTION}', 'top'), y('{SECTION} > .group:nth-of-type({GROUPS})', 'bottom')]"
+        )
+        clip = {"x": 0, "y": top, "width": WIDTH, "height": bottom - top + 24, "scale": 1}
+        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    finally:
+        browser.quit()
+    image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--picture", action="store_true", help="also take docs/report.png")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        print(command(ROOT / "results", page))
+        for document in DOCUMENTS:
+            text = document.read_text(encoding="utf-8")
+            document.write_text(refreshed(text, Path(folder) / "report_files/tables"), encoding="utf-8")
+        if options.picture:
+            picture(page, ROOT / "docs/report.png")
+
+
+if __name__ == "__main__":
+    main()
