@@ -35,7 +35,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard,flower]'
 	touch $@
 
 $(VENV)/audit:  # pip-audit in an environment of its own: none of its packages are ours

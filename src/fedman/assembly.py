@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,15 +30,26 @@ def stackable(config: Config) -> tuple[object, ...]:
 
 
 def make_engine(
-    config: Config, data: Dataset, shared: Samples, model: nn.Module | None, device: str, precision: str
+    config: Config,
+    data: Dataset,
+    shared: Samples,
+    model: nn.Module | None,
+    device: str,
+    precision: str,
+    parts: Sequence[np.ndarray] | None = None,
+    kind: Callable[..., Engine] = Engine,
 ) -> Engine:
-    """The engine of a configuration on samples that are on the device already."""
-    parts = partition.for_config(config, data)
+    """The engine of a configuration on samples that are on the device already.
+
+    `parts` are the clients' samples where they are not the configured partition; `kind` makes another engine.
+    """
+    if parts is None:
+        parts = partition.for_config(config, data)
     augment = data.augment if config.augment is None else config.augment
     if augment and not shared.images:
         raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
     model = model if model is not None else initial_model(config.model, data, config.seed)
-    return Engine(
+    return kind(
         Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant)),
         ALGORITHMS[config.algorithm](**config.hyper),
         replace(shared, parts=[torch.as_tensor(p, device=device) for p in parts], augment=augment),

@@ -38,6 +38,7 @@ def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float
         "version": version(),
         "round": state.round,
         "seen": seen,
+        "notes": state.notes,
         "seconds": seconds,
         "data": sha256(data),
         "config": config,
@@ -103,6 +104,7 @@ def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch
     state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
     for k in seen:
         state.seen[k] = True
+    state.notes = about.get("notes", {})
     return state
 
 

@@ -7,14 +7,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fedman.errors import Diverged, Interrupted, UserError
-
-if TYPE_CHECKING:
-    from fedman.config import Config
+from fedman.commands import (
+    ConfigOption,
+    Device,
+    Keys,
+    Out,
+    PresetOption,
+    Resume,
+    given_keys,
+    run_folder,
+    run_name,
+    say,
+    tell,
+)
+from fedman.errors import Diverged, Interrupted, TooFew, UserError
+from fedman.flower.commands import app as flower_app
 
 app = typer.Typer(
     add_completion=False,
@@ -25,11 +36,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
 app.add_typer(data_app, name="data")
-
-Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
-PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+app.add_typer(flower_app, name="flower")
 
 
 @app.command()
@@ -37,26 +44,18 @@ def run(
     keys: Keys = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the results", show_default="runs/NAME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False,
+    out: Out = None,
+    resume: Resume = False,
     device: Device = "auto",
 ) -> None:
     """One run.
 
     fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
     """
-    from fedman.config import overrides, read_toml, resolve
-    from fedman.records import refuse_used
+    from fedman.config import resolve
 
-    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    if resume and out is None:
-        raise UserError("--resume: name the run's folder with --out")
-    if resume and out is not None and not given and not preset:
-        given = read_toml(out / "config.toml")
-    settings = resolve(given, preset)
-    out = out or Path("runs") / run_name(settings)
-    if not resume:
-        refuse_used(out)
+    settings = resolve(given_keys(keys, preset, config, out, resume), preset)
+    out = run_folder(out or Path("runs") / run_name(settings), resume)
 
     from fedman import experiment
     from fedman.data import load
@@ -68,13 +67,7 @@ def run(
     title = f"{settings.method} · {settings.dataset} {settings.partition}"
     with going_on_with(command), run_progress(title, settings.rounds) as advance:
         result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
-    s = result.summary
-    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in s["accuracy"].items())
-    target = (
-        f"; {settings.target:g} % in round {s['rounds_to_target'] or f'{settings.rounds}+'}" if settings.target else ""
-    )
-    typer.echo(f"{settings.method}: {accuracy}{target}; {s['seconds']:.1f} s on {s['device']}, {s['precision']}")
-    typer.echo(f"written to {out}")
+    tell(settings, result.summary, out)
 
 
 @app.command()
@@ -282,12 +275,6 @@ def show(
         typer.echo(f"written to {plot}")
 
 
-def run_name(config: Config) -> str:
-    """The folder of a run that was given none."""
-    dataset = Path(config.dataset.removeprefix("npz:")).stem
-    return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
-
-
 @contextmanager
 def going_on_with(command: str) -> Iterator[None]:
     """An interruption says how to go on."""
@@ -295,13 +282,6 @@ def going_on_with(command: str) -> Iterator[None]:
         yield
     except Interrupted as error:
         raise Interrupted(error.signum, f"{error}; go on with{command}") from None
-
-
-def say(message: str) -> None:
-    """A line for the person, apart from the results. What a file or a word brought along is not printed raw."""
-    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
-    typer.echo("fedman: " + "\n".join(lines), err=True)
 
 
 def stop(message: str, code: int) -> NoReturn:
@@ -313,7 +293,7 @@ def stop(message: str, code: int) -> NoReturn:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; what a user can cause ends in one message and an exit code, never in a traceback.
 
-    2: bad input. 3: the run diverged. 130, 143: interrupted, after a checkpoint.
+    2: bad input. 3: the run diverged. 4: too few clients. 130, 143: interrupted, after a checkpoint.
     """
     command: Callable[..., Any] = typer.main.get_command(app)
     try:
@@ -322,6 +302,8 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"error: {error}", 2)
     except Diverged as error:
         stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
+    except TooFew as error:
+        stop(f"too few clients: {error}", 4)
     except Interrupted as error:
         stop(str(error), 128 + error.signum)
     except (MemoryError, RuntimeError) as error:

@@ -85,6 +85,8 @@ class Outcome:
 class Engine:
     """Runs rounds of one algorithm on one model and one set of clients."""
 
+    keeps_all = True  # whether `everyone` can be told
+
     def __init__(
         self,
         stacked: Stacked,
@@ -108,6 +110,7 @@ class Engine:
         sizes = torch.tensor(samples.sizes(range(len(samples.parts))), dtype=torch.float64)
         self.relative_size = sizes / sizes.mean()  # p_k
         self.share = self.relative_size if algorithm.weighted else torch.ones_like(sizes)
+        self.ids: Sequence[int] = range(len(sizes))  # the clients' numbers, from which their draws come
         self.is_weight = stacked.is_weight().to(self.device)
         self.stopping = threading.Event()
         self.graphs = Graphs() if self.device.type == "cuda" else None
@@ -164,7 +167,7 @@ class Engine:
         drawn = plan(
             how.seed,
             t,
-            clients,
+            [self.ids[k] for k in clients],
             self.samples.sizes(clients),
             how.epochs,
             how.batch_size,
@@ -219,10 +222,8 @@ class Engine:
         mean = {name: (v / sum(share)).to(self.dtype) for name, v in total.items()}
         state.server = dict(self.algorithm.update(state.server, mean, len(good) / len(self.samples.parts)))
         state.sel = mean["w"]
-        state.total += total["w"] - weighted_sum(take(state.last, ids, clients), share)
-        put(state.last, ids, clients, upload["w"])
-        for name, new in memory.items():
-            put(state.memory[name], ids, clients, new)
+        state.total += total["w"] - weighted_sum(self.last(state, ids, clients), share)
+        self.keep(state, ids, clients, upload["w"], memory)
         for k in ids:
             state.seen[k] = True
         lr = self.training.lr * self.training.lr_decay**state.round
@@ -234,6 +235,16 @@ class Engine:
             loss=statistics.fmean(reports[i].pop("loss") for i in good),
             man={name: statistics.fmean(reports[i][name] for i in good) for name in reports[good[0]]},
         )
+
+    def last(self, state: Federation, ids: list[int], clients: Tensor) -> Tensor:
+        """What these clients uploaded last, `[S, P]`."""
+        return take(state.last, ids, clients)
+
+    def keep(self, state: Federation, ids: list[int], clients: Tensor, w: Tensor, memory: State) -> None:
+        """Keep what these clients have uploaded now, and their new memories."""
+        put(state.last, ids, clients, w)
+        for name, rows in memory.items():
+            put(state.memory[name], ids, clients, rows)
 
     def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """A slice of the test set as the model wants it; prepared for the kernels once and kept."""

@@ -9,6 +9,10 @@ class Diverged(Exception):
     """Every client of a round returned a non-finite model. The command line prints it and exits with 3."""
 
 
+class TooFew(Exception):
+    """Too few clients are there, or too few of their replies are good. The command line prints it and exits with 4."""
+
+
 class Interrupted(Exception):
     """A signal ended the run after a checkpoint was written. The command line exits with 128 + the signal."""
 

@@ -65,8 +65,12 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """The headline: test accuracy of `all`, the mean of all clients' last models, in percent."""
-        return self.summary["accuracy"]["all"]
+        """The headline: test accuracy of `all`, the mean of all clients' last models, in percent.
+
+        Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
+        """
+        accuracy = self.summary["accuracy"]
+        return accuracy.get("all", accuracy["cloud"])
 
 
 def run(
@@ -86,10 +90,8 @@ def run(
     """
     if out is not None and not resume:
         refuse_used(Path(out))
-    if out is not None and resume and (summary := finished(Path(out), config.flat())):
-        if "diverged" in summary:
-            raise Diverged(summary["diverged"])
-        return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
+    if out is not None and resume and (done := finished_result(config, out)):
+        return done
     data = data or load(config.dataset, config.data_dir)
     (result,) = run_stacked(
         [config], data, [out], model=model, resume=resume, device=device, progress=[progress], warn=warn
@@ -122,7 +124,7 @@ def run_stacked(
             engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
             engine.longest = longest if engine.longest or len(engines) > 1 else None
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
-        caught = stack.enter_context(stop_on_signal(engines[0])) if any(folders) else []
+        caught = stack.enter_context(stop_on_signal(engines[0].stopping)) if any(folders) else []
         runs = [
             Run(config, engine, folder, resume, precision, say, warn)
             for config, engine, folder, say in zip(configs, engines, folders, progress, strict=True)
@@ -287,6 +289,16 @@ def _launch(runs: list[Run]) -> Flight:
     return flight
 
 
+def finished_result(config: Config, out: str | Path) -> Result | None:
+    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so."""
+    summary = finished(Path(out), config.flat())
+    if summary is None:
+        return None
+    if "diverged" in summary:
+        raise Diverged(summary["diverged"])
+    return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
+
+
 def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
     """The three models of a finished run."""
     models: dict[str, dict[str, Tensor]] = {}
@@ -297,8 +309,9 @@ def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
-    """The three models of a round: the mean of all clients, of the round's clients, and the one sent next."""
-    return {"all": engine.everyone(state), "sel": state.sel, "cloud": state.server["w"]}
+    """The models of a round: the mean of all clients, where it is kept, of the round's clients, the one sent next."""
+    models = {"sel": state.sel, "cloud": state.server["w"]}
+    return {"all": engine.everyone(state), **models} if engine.keeps_all else models
 
 
 def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Fetched]:

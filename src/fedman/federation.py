@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,17 +23,18 @@ class Federation:
     total: Tensor  # [P] in float64: the sum of `last`, weighted as the uploads are
     sel: Tensor  # [P], the mean upload of the last round
     seen: list[bool] = field(default_factory=list)  # [N], who has taken part
+    notes: dict[str, Any] = field(default_factory=dict)  # of an engine whose clients are elsewhere; fit for JSON
 
 
-def start(w: Tensor, algorithm: Algorithm, shares: Sequence[float]) -> Federation:
-    """Round 0: every client's last model is the common start w, every memory is zero."""
+def start(w: Tensor, algorithm: Algorithm, shares: Sequence[float], tables: bool = True) -> Federation:
+    """Round 0: every client's last model is the common start w, every memory is zero. Without `tables` none is kept."""
     clients = len(shares)
     home = home_of_tables(w, clients * (1 + len(algorithm.client)))
     return Federation(
         round=0,
         server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in algorithm.server},
-        memory={name: _table(torch.zeros_like(w), clients, home) for name in algorithm.client},
-        last=_table(w, clients, home),
+        memory={name: _table(torch.zeros_like(w), clients, home) for name in algorithm.client if tables},
+        last=_table(w if tables else w[:0], clients, home),
         total=w.double() * sum(shares),
         sel=w,
         seen=[False] * clients,

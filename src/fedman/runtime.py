@@ -13,7 +13,6 @@ import torch
 from fedman.errors import UserError
 
 if TYPE_CHECKING:
-    from fedman.engine import Engine
     from fedman.records import RunFolder
 
 
@@ -50,15 +49,15 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signal(engine: Engine) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM end the current round early; the list holds the signal that came. A second one kills."""
+def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM set `stopping`, which ends a round early; the list holds the signal. A second one kills."""
     caught: list[int] = []
 
     def handle(signum: int, frame: object) -> None:
         for s in before:
             signal.signal(s, signal.SIG_DFL)
         caught.append(signum)
-        engine.stopping.set()
+        stopping.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield caught

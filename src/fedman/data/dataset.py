@@ -59,8 +59,8 @@ def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str 
     std per channel ([n, features] is scaled to [0, 1]). Other numbers become float32 and are used as they
     are. Labels are whole numbers from 0; the number of classes is the largest label + 1.
     """
-    xs = [_samples(f"{name}: {key}", x) for key, x in (("x_train", x_train), ("x_test", x_test))]
-    ys = [_labels(f"{name}: {key}", y) for key, y in (("y_train", y_train), ("y_test", y_test))]
+    xs = [check_samples(f"{name}: {key}", x) for key, x in (("x_train", x_train), ("x_test", x_test))]
+    ys = [check_labels(f"{name}: {key}", y) for key, y in (("y_train", y_train), ("y_test", y_test))]
     for part, x, y in zip(("train", "test"), xs, ys, strict=True):
         if len(x) != len(y):
             raise UserError(f"{name}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
@@ -100,7 +100,8 @@ def _array(field: str, value: Any) -> np.ndarray:
     return array
 
 
-def _samples(field: str, value: Any) -> np.ndarray:
+def check_samples(field: str, value: Any) -> np.ndarray:
+    """Samples as a `Dataset` holds them."""
     x = _array(field, value)
     if x.ndim < 2:
         raise UserError(f"{field} has shape {x.shape}; samples need at least two axes, [n, ...]")
@@ -126,7 +127,8 @@ def _pixels(field: str, x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def _labels(field: str, value: Any) -> np.ndarray:
+def check_labels(field: str, value: Any) -> np.ndarray:
+    """Labels as a `Dataset` holds them."""
     y = _array(field, value)
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise UserError(f"{field} is {y.dtype} of shape {y.shape}; labels are whole numbers of shape [n]")

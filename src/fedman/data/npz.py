@@ -19,23 +19,28 @@ TEST_SHARE = 0.2
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The four arrays of the file, as stored; their contents are checked by `from_arrays`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
-            wanted = SPLIT if set(SPLIT) <= set(names) else WHOLE
-            if not set(wanted) <= set(names):
-                raise UserError(f"{path}: has {_some(names)}; wanted are {', '.join(SPLIT)}; or x, y")
-            if len(set(names)) != len(names):
-                raise UserError(f"{path}: has an array twice ({_some(names)})")
-            arrays = [_array(path, archive, f"{name}.npy") for name in wanted]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise UserError(f"{path}: is not a whole .npz file ({error})") from error
+    wanted, arrays = read_arrays(path, SPLIT, WHOLE)
     if wanted == WHOLE:
         return _split(path, *arrays)
     x_train, y_train, x_test, y_test = arrays
     return x_train, y_train, x_test, y_test
+
+
+def read_arrays(path: Path, *choices: tuple[str, ...]) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """The first of `choices` whose arrays are all in the file, and these arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+            wanted = next((choice for choice in choices if set(choice) <= set(names)), None)
+            if wanted is None:
+                raise UserError(f"{path}: has {_some(names)}; wanted are {'; or '.join(map(', '.join, choices))}")
+            if len(set(names)) != len(names):
+                raise UserError(f"{path}: has an array twice ({_some(names)})")
+            return wanted, [_array(path, archive, f"{name}.npy") for name in wanted]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise UserError(f"{path}: is not a whole .npz file ({error})") from error
 
 
 def _some(names: list[str]) -> str:

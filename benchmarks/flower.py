@@ -1,0 +1,212 @@
+"""Flower's simulation engine against fedman's in-process simulator: one FedAvg round of ten of 100 clients, paper CNN.
+
+    python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2]
+    python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
+    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
+
+- fedman: `fedman.run`, in this process;
+- fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
+- Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
+  (DataLoader, augmentation in numpy, a sync a step).
+
+Interleaved in one run; the first round of each start (imports, data) does not count. The images are random.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.logger import update_console_handler
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fedman import experiment
+from fedman.algorithms import ALGORITHMS
+from fedman.config import Config, resolve
+from fedman.data import Dataset, load
+from fedman.flower.app import new_project
+from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
+from fedman.flower.service import Service
+from fedman.flower.simulate import simulate
+from fedman.flower.traffic import exchange
+from fedman.models import cifar_cnn
+from fedman.records import read_rounds
+from fedman.stacked import Stacked
+
+CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
+
+
+def settings(folder: Path, epochs: int, rounds: int, size: int) -> tuple[Config, Dataset]:
+    """Random images of CIFAR's shape; a test set so small that evaluation does not count."""
+    rng, path = np.random.default_rng(0), folder / f"images-{size}.npz"
+    x = rng.integers(0, 256, (CLIENTS * size + 100, 32, 32, 3), dtype=np.uint8)
+    y = np.arange(len(x)) % CLASSES
+    np.savez(path, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
+    keys = {"dataset": f"npz:{path}", "model": "cifar_cnn", "augment": True, "partition": "iid", "cohort": "fixed"}
+    config = resolve({**keys, "clients": CLIENTS, "epochs": epochs, "rounds": rounds, "eval_others_every": rounds})
+    return config, load(config.dataset)
+
+
+def in_process(config: Config, data: Dataset) -> list[float]:
+    """Seconds of each round but the first."""
+    return [record["seconds"] for record in experiment.run(config, data=data, device="cpu").rounds[1:]]
+
+
+def on_flower(config: Config, folder: Path) -> list[float]:
+    out = Path(tempfile.mkdtemp(dir=folder))
+    return [record["seconds"] for record in simulate(config, Service(), out=out, device="cpu").rounds[1:]]
+
+
+def stock_flower(epochs: int, rounds: int, size: int) -> list[float]:
+    """A Flower app as users write it: FedAvg, state dicts, a plain training loop."""
+    client, server, times = ClientApp(), ServerApp(), []
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        from simulation import Augmented
+
+        rng = np.random.default_rng(int(context.node_config["partition-id"]))
+        images = rng.normal(size=(size, 3, 32, 32)).astype(np.float32)
+        labels = rng.integers(0, CLASSES, size)
+        model = cifar_cnn((3, 32, 32), CLASSES)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)
+        for _ in range(epochs):
+            for x, y in DataLoader(Augmented(images, labels), 50, shuffle=True):
+                optimiser.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+                optimiser.step()
+                loss.item()
+        records = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": size})}
+        return Message(RecordDict(records), reply_to=message)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        arrays = ArrayRecord(cifar_cnn((3, 32, 32), CLASSES).state_dict())
+
+        def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord:
+            times.append(time.perf_counter())
+            return MetricRecord({"round": t})
+
+        result = strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=evaluate)
+        assert len(result.train_metrics_clientapp) == rounds, "clients have failed"
+
+    run_simulation(server, client, CLIENTS)
+    return [b - a for a, b in pairwise(times[1:])]
+
+
+def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
+    """Seconds of each round but the first of two clients on loopback: their work is next to nothing."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
+    from deployment import Deployment
+
+    root = Path(tempfile.mkdtemp(dir=folder))
+    new_project(root / "app")
+    with Deployment(root / "net", env={"FEDMAN_MEMORY": str(root / "memory")}, warm=warm) as net:
+        net.start_nodes({f"node{k}": f"partition-id={k}" for k in range(2)})
+        words = f"dataset=digits clients=2 participation=1 epochs=1 rounds={rounds} algorithm=feddc wait=300"
+        run = net.run(root / "app", f'settings="{words}" out="{root}/out"', timeout=1200)
+        assert run.completed, run.details
+    return [record["seconds"] for record in read_rounds(root / "out" / "rounds.jsonl")[1:]]
+
+
+def wire(records: RecordDict) -> int:
+    """Bytes of a message's contents as Flower sends them."""
+    return sum(len(part.deflate()) for part in get_all_nested_objects(records).values())
+
+
+def print_bytes() -> None:
+    """The messages of one client in one round, for the paper's CIFAR-100 model."""
+    stacked = Stacked(cifar_cnn((3, 32, 32), CLASSES))
+    w, x, y = stacked.initial(), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
+    layers = stacked.man_terms(w[None], x, y, None)
+    figures = MetricRecord(dict.fromkeys(("loss", *(LAYER + name for name in layers)), 1.0))
+    task = encode(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3))
+
+    def arrays(*names: str) -> ArrayRecord:
+        return ArrayRecord({name: Array(w.numpy() + i) for i, name in enumerate(names)})
+
+    print(f"{stacked.size} parameters; bytes of one client in one round\n")
+    print(
+        "| algorithm | down | bytes | up | bytes | bytes with keep_last=false |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for name, kind in ALGORITHMS.items():
+        names = exchange(kind())
+        flat = resolve({"dataset": "cifar100", "algorithm": name, "zeta": 0.15}).flat()
+        order = ConfigRecord(vars(Order("0" * 32, 1, 1, 1.0, 0, True, encode(flat), task)))
+        reply = ConfigRecord({"run": "0" * 32, "round": 1, "client": 1})
+        down = wire(RecordDict({ROUND: order, SERVER: arrays(*names.down)}))
+        up, lean = (
+            wire(RecordDict({REPLY: reply, UPLOAD: arrays(*sent), FIGURES: figures}))
+            for sent in ((*names.up, LAST), names.up)
+        )
+        cells = [kind.title, ", ".join(names.down), f"{down:,}", ", ".join((*names.up, LAST)), f"{up:,}", f"{lean:,}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--size", type=int, default=SIZE, help="samples of a client")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="names as in the table")
+    parser.add_argument("--bytes", action="store_true")
+    parser.add_argument("--deployment", action="store_true")
+    options = parser.parse_args()
+    update_console_handler(level=logging.CRITICAL)
+    if options.bytes:
+        return print_bytes()
+    with tempfile.TemporaryDirectory() as name:
+        folder, work = Path(name), f"{COHORT} of {CLIENTS} clients, {options.size} samples, {options.epochs} epochs"
+        if options.deployment:
+            work = "two clients on loopback"
+            ways = {
+                "processes forked from a warm one": lambda: deployment(folder, True, options.rounds),
+                "a new Python for every message": lambda: deployment(folder, False, options.rounds),
+            }
+        else:
+            config, data = settings(folder, options.epochs, options.rounds, options.size)
+            ways = {
+                "fedman": lambda: in_process(config, data),
+                "fedman on Flower": lambda: on_flower(config, folder),
+                "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size),
+            }
+        compare(work, {n: way for n, way in ways.items() if not options.only or n in options.only}, options.repeats)
+
+
+def compare(work: str, ways: dict[str, Callable[[], list[float]]], repeats: int) -> None:
+    """Play all ways in turn; the median round of each, and how much longer it takes than the first."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            times[name] += way()
+            print(f"{name}: {', '.join(f'{t:.2f}' for t in times[name])} s", flush=True)
+    base = statistics.median(next(iter(times.values())))
+    print(f"\n| {work} | s a round | times the first |")
+    print("| --- | --- | --- |")
+    for name, all_times in times.items():
+        middle = statistics.median(all_times)
+        print(f"| {name} | {middle:.2f} | {middle / base:.2f}x |")
+
+
+if __name__ == "__main__":
+    main()

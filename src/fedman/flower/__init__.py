@@ -1,0 +1,37 @@
+"""The same algorithms on Flower: many machines that do not trust each other. `pip install 'fedman[flower]'`.
+
+Flower's telemetry and update checks, and Ray's usage reports, are off unless the environment switches them on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedman.flower.dropin import man_mod, with_man
+    from fedman.flower.strategy import Screened
+
+__all__ = ["Screened", "man_mod", "with_man"]
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch only when it is asked for: a client process that is asked who it is does not."""
+    if name in ("man_mod", "with_man"):
+        from fedman.flower import dropin
+
+        return getattr(dropin, name)
+    if name == "Screened":
+        from fedman.flower.strategy import Screened
+
+        return Screened
+    raise AttributeError(f"module 'fedman.flower' has no attribute {name!r}")

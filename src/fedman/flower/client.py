@@ -1,0 +1,88 @@
+"""The client: `app` is a Flower ClientApp that plays one client's part of a round.
+
+A node is told who it is by `--node-config`: `partition-id`, the client's number; and where wanted `data`, an .npz or a
+folder with its own samples; `data-dir`; `memory-dir`; `device`.
+
+In a deployment every message starts a fresh process, so torch is imported only where a round needs it; in a simulation
+the process stays, and with it what `fedman.flower.desk` has prepared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import Array
+from flwr.clientapp import ClientApp
+
+from fedman.errors import UserError
+from fedman.flower.messages import FIGURES, NODE, REFUSED, REPLY, ROUND, SERVER, UPLOAD, Order
+
+app = ClientApp()
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Say which client this node is, and how many samples of its own it has."""
+    try:
+        node = Node.of(context)
+        answer = ConfigRecord({"client": node.client, "samples": node.samples()})
+    except UserError as error:
+        return Message(Error(REFUSED, str(error)), reply_to=message)
+    return Message(RecordDict({NODE: answer}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One client's part of a round."""
+    from fedman.flower import desk
+
+    try:
+        node, order = Node.of(context), _order(message)
+        if order.client != node.client:
+            raise UserError(f"partition-id: this node is client {node.client}, the order is for {order.client}")
+        server = {name: array.numpy() for name, array in message.content.array_records[SERVER].items()}
+        upload, figures = desk.work(order, node, server)
+    except UserError as error:
+        return Message(Error(REFUSED, str(error)), reply_to=message)
+    answer: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        REPLY: ConfigRecord({"run": order.run, "round": order.round, "client": order.client}),
+        UPLOAD: ArrayRecord({name: Array(v) for name, v in upload.items()}),
+        FIGURES: MetricRecord(dict(figures)),
+    }
+    return Message(RecordDict(answer), reply_to=message)
+
+
+def _order(message: Message) -> Order:
+    try:
+        return Order.read(message.content.config_records[ROUND])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"round: the message is not an order of this program ({error})") from None
+
+
+@dataclass(frozen=True)
+class Node:
+    """What this node was told when it was started."""
+
+    client: int
+    data: str = ""
+    data_dir: str = ""
+    memory_dir: str = ""
+    device: str = "auto"
+
+    @staticmethod
+    def of(context: Context) -> Node:
+        """A node from its `--node-config`."""
+        given = {name.replace("-", "_"): value for name, value in context.node_config.items()}
+        client = given.get("partition_id")
+        if type(client) is not int or client < 0:
+            raise UserError(f"partition-id: {client!r} is not a client's number; start the node with 0, 1, 2, …")
+        texts = {name: str(given[name]) for name in ("data", "data_dir", "memory_dir", "device") if name in given}
+        return Node(client, **texts)
+
+    def samples(self) -> int:
+        """The size of the client's own data; 0 where it takes its part of the run's."""
+        from fedman.flower import own
+
+        return own.count(Path(self.data).expanduser()) if self.data else 0

@@ -1,0 +1,84 @@
+"""What travels between server and clients: names of records, arrays and fields.
+
+A round, server to client k (message type "train"):
+
+- `round`, a ConfigRecord, the fields of `Order`;
+- `server`, an ArrayRecord: the server's vectors that the algorithm reads on a client, `[P]` each, always `w`.
+
+And back:
+
+- `reply`, a ConfigRecord: `run`, `round`, `client` as they came;
+- `upload`, an ArrayRecord: the client's model `w`, `[P]`; `last`, its upload that the server used before, where
+  the server keeps the mean of all clients; and what else the server cannot compute from these
+  (`fedman.flower.traffic`);
+- `figures`, a MetricRecord: `loss`, and the MAN term of each layer as `man.LAYER`.
+
+A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",
+with `round` alone); the answer is `node`, a ConfigRecord: `client`, and `samples`, the size of the client's own data, 0
+where it takes its part of the run's public data set. A client that cannot or will not work answers with a Flower error
+whose reason is one line. Arrays are plain ndarrays in numpy's own format, never pickles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+ROUND, SERVER = "round", "server"
+REPLY, UPLOAD, FIGURES = "reply", "upload", "figures"
+NODE = "node"
+LAST = "last"
+LAYER = "man."
+
+REFUSED = 100
+"""The code of a Flower error that carries a client's own reason."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client's samples must look like, and how they are normalised: the server's, for everybody."""
+
+    shape: tuple[int, ...]  # as the model sees a sample
+    classes: int
+    images: bool  # bytes, channels last
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One client's work in one round."""
+
+    run: str  # 32 hexadecimal digits
+    round: int  # counted from 0
+    client: int
+    relative_size: float  # p_k
+    accepted: int  # the last round whose reply the server used; -1: none
+    keep_last: bool  # whether the server wants the upload of that round again
+    settings: str  # the run's configuration, JSON
+    task: str  # a `Task`, JSON
+
+    @staticmethod
+    def read(record: Mapping[str, Any]) -> Order:
+        """The order in a record. KeyError or TypeError where it is not one."""
+        kinds = {"str": str, "int": int, "float": float, "bool": bool}
+        order = Order(**{f.name: record[f.name] for f in fields(Order)})
+        for f in fields(Order):
+            if type(record[f.name]) is not kinds[str(f.type)]:
+                raise TypeError(f.name)
+        return order
+
+
+def encode(value: Mapping[str, Any] | Task) -> str:
+    """JSON for a field of an `Order`."""
+    return json.dumps(asdict(value) if isinstance(value, Task) else dict(value), sort_keys=True)
+
+
+def decode_task(text: str) -> Task:
+    """The task in an `Order`."""
+    task: dict[str, Any] = json.loads(text)
+    for name in ("shape", "mean", "std"):
+        task[name] = tuple(task[name])
+    return Task(**task)

@@ -1,0 +1,8 @@
+"""The ServerApp that `flwr run` starts."""
+
+from flwr.serverapp import ServerApp
+
+from fedman.flower.app import main
+
+app = ServerApp()
+app.main()(main)

@@ -1,0 +1,179 @@
+"""Screening of clients' replies before they are averaged: what a client sends is a claim, not a fact.
+
+A reply is used only if it is tagged with this run, round and client; if it holds exactly the arrays and figures asked
+for, by name, shape and dtype; if every number in it is finite; and if its arrays do not lie too far out, by two
+measures: an absolute bound (how far an honest client can have moved), and a multiple of the round's median distance
+(`outliers`). How much a client counts is the server's own knowledge and never read from a reply. The bytes of an array
+are compared with what they should be before anything is allocated for them.
+
+All of this is pure functions: a verdict depends on the replies, not on the order they came in, and a refused reply
+leaves no trace in what is computed from the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fedman.flower.messages import FIGURES, LAST, REPLY, UPLOAD
+
+if TYPE_CHECKING:
+    from flwr.app import Array, Message, RecordDict
+
+FACTOR = 20.0
+"""How many times the median distance a reply may lie out.
+
+Measured on honest clients, the largest distance over the median, by client sizes: equal, below 6 (digits, from IID to
+one class a client; FedAvg, FedDyn, FedDC, SCAFFOLD with MAN); log-normal with σ = 1 (1 to 454 samples), below 8; with
+σ = 2, below 19.
+"""
+
+LARGEST = float(np.finfo(np.float32).max)  # of a figure
+MAJORITY = 3  # the fewest distances whose median one liar cannot put where he likes
+
+Client = TypeVar("Client", bound=Hashable)
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""By name of array: its shape and dtype, ((10, 5), "float32")."""
+
+
+class Refused(Exception):
+    """A reply that must not be used; one line that says why."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reply of one client in one round must be."""
+
+    run: str
+    round: int
+    client: int
+    arrays: tuple[str, ...]  # the names in the upload; `last` is the client's earlier upload, known by its hash
+    size: int  # P: all arrays are `[P]`
+    dtype: str
+    figures: tuple[str, ...]
+    centre: Mapping[str, np.ndarray] = field(default_factory=dict)  # where distances are measured from; else zero
+    bound: float = math.inf  # on the distance of every array from its centre
+    last: str = ""  # `digest` of the upload that `last` has to be
+
+
+def screen(answer: Message | Exception, expected: Expected) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The arrays and figures of a good reply; `Refused` for any other, and for what came of unpacking one."""
+    content = contents(answer, (REPLY, UPLOAD, FIGURES))
+    tag = {"run": expected.run, "round": expected.round, "client": expected.client}
+    said = dict(content.config_records.get(REPLY, {}))
+    if said != tag or any(type(said[name]) is not type(tag[name]) for name in tag):
+        wrong = ", ".join(f"{k} {said.get(k)!r:.40} for {v!r}" for k, v in tag.items() if said.get(k) != v)
+        raise Refused(f"{REPLY}: is not a reply to this round's order ({wrong or _names(said)})")
+    arrays = read_arrays(content, UPLOAD, dict.fromkeys(expected.arrays, ((expected.size,), expected.dtype)))
+    figures = read_figures(content, FIGURES, expected.figures)
+    for name, array in arrays.items():
+        if name == LAST:
+            if digest(array) != expected.last:
+                raise Refused(f"{name}: is not what this client sent before")
+        elif (far := distance(array, expected.centre.get(name))) > expected.bound:
+            raise Refused(f"{name}: lies {far:.3g} from where it started; {expected.bound:.3g} is the most it can be")
+    return arrays, figures
+
+
+def outliers(distances: Mapping[Client, float], factor: float = FACTOR) -> dict[Client, str]:
+    """Who lies further out than `factor` times the median of a round, with the reason.
+
+    With fewer than three replies nobody can say who is the odd one, and nobody is. Of an even number the lower of
+    the two middle distances is the median.
+    """
+    if len(distances) < MAJORITY or not factor < math.inf:
+        return {}
+    median = sorted(distances.values())[(len(distances) - 1) // 2]
+    return {
+        client: f"w: lies {far:.3g} from where it started, {far / median if median else math.inf:.3g} times the median"
+        for client, far in distances.items()
+        if far > factor * median
+    }
+
+
+def distance(array: np.ndarray, centre: np.ndarray | None = None) -> float:
+    """‖array − centre‖₂ in float64; without a centre ‖array‖₂."""
+    moved = array.astype(np.float64) if centre is None else np.subtract(array, centre, dtype=np.float64)
+    return float(np.linalg.norm(moved.ravel()))
+
+
+def digest(array: np.ndarray) -> str:
+    """SHA-256 of an array's numbers, by which the server knows it again without keeping it."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def contents(answer: Message | Exception, names: tuple[str, ...]) -> RecordDict:
+    """The records of a reply, exactly those named."""
+    if isinstance(answer, Exception):
+        raise Refused(f"its reply cannot be read ({type(answer).__name__})")
+    if answer.has_error():
+        raise Refused(f"the client says: {' '.join(str(answer.error.reason).split()):.200}")
+    if not answer.has_content():
+        raise Refused("reply: has nothing")
+    _exactly("reply", answer.content, names)
+    return answer.content
+
+
+def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """The arrays of a record: exactly the names, shapes and dtypes given, every number finite."""
+    if record not in content.array_records:
+        raise Refused(f"{record}: is not a record of arrays")
+    arrays = content.array_records[record]
+    _exactly(record, arrays, shapes)
+    found = {name: decode(name, arrays[name], *shapes[name]) for name in shapes}
+    for name, array in found.items():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise Refused(f"{name}: {np.sum(~np.isfinite(array))} of {array.size} numbers are not finite")
+    return found
+
+
+def read_figures(content: RecordDict, record: str, names: tuple[str, ...]) -> dict[str, float]:
+    """The figures of a record: exactly the names given, numbers whose sums are finite too."""
+    if record not in content.metric_records:
+        raise Refused(f"{record}: is not a record of figures")
+    figures = content.metric_records[record]
+    _exactly(record, figures, names)
+    return {name: _figure(name, figures[name]) for name in names}
+
+
+def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The numbers of an array, if its bytes are those of one `.npy` array of this shape and dtype and no more."""
+    said = (array.stype, tuple(array.shape), array.dtype)
+    if said != ("numpy.ndarray", shape, dtype):
+        raise Refused(f"{name}: is {said[2]!s:.20} {said[1]!s:.60} ({said[0]!s:.20}); wanted is {dtype} {shape}")
+    stream, wanted = io.BytesIO(array.data), np.dtype(dtype)
+    try:
+        major, _ = npy.read_magic(stream)
+        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        header = read_header(stream)
+    except Exception as error:  # whatever numpy makes of a stranger's bytes
+        raise Refused(f"{name}: its bytes are not an array ({type(error).__name__})") from None
+    if (header[0], header[2]) != (shape, wanted):
+        raise Refused(f"{name}: says {dtype} {shape} but its bytes hold {header[2]!s:.20} {header[0]!s:.60}")
+    body = memoryview(array.data)[stream.tell() :]
+    if len(body) != math.prod(shape) * wanted.itemsize:
+        raise Refused(f"{name}: has {len(body)} bytes of numbers, {math.prod(shape) * wanted.itemsize} are wanted")
+    return np.frombuffer(body, wanted).reshape(shape, order="F" if header[1] else "C").copy()
+
+
+def _figure(name: str, figure: object) -> float:
+    if not isinstance(figure, float) or not abs(figure) <= LARGEST:
+        raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST:.3g}")
+    return figure
+
+
+def _exactly(what: str, found: Mapping[str, object], wanted: Mapping[str, object] | tuple[str, ...]) -> None:
+    if set(found) != set(wanted):
+        raise Refused(f"{what}: has {_names(found)}; wanted are {_names(dict.fromkeys(wanted))}")
+
+
+def _names(found: Mapping[str, object]) -> str:
+    """Names as a stranger chose them, so that they fit on a line."""
+    return f"{', '.join(sorted(map(str, found)))!r:.120}" if found else "nothing"

@@ -1,0 +1,215 @@
+"""Any of Flower's strategies, with replies screened before it sees them.
+
+    strategy = Screened(FedAvg(fraction_train=0.5), examples={node: samples, ...})
+
+Stock strategies average what they are sent: one NaN makes the model NaN, a claimed `num-examples` of 1e30 replaces it,
+an array of shape (1,) is broadcast, other names end the run. `Screened` hands on the replies that pass, in the order of
+their nodes, so that the result does not depend on who was faster, and with the weights the server knows, not those
+claimed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.run import Run
+
+from fedman.errors import UserError
+from fedman.flower.messages import REFUSED
+from fedman.flower.post import ask
+from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
+
+TAGGED, TAG = "fedman", "tag"
+"""The record and the field in which a round's tag travels there and back (`fedman.flower.man_mod`)."""
+
+
+class Screened(Strategy):
+    """A strategy behind a screen.
+
+    `examples`: how many samples each node has, by node id, as the server knows it; without it all count the same. What
+    a client claims is never used. `norm_factor`: how many times the round's median distance from the model sent a reply
+    may lie out (`screen.FACTOR`); `inf` for no bound. `min_replies`: with fewer good ones the run ends with Flower's
+    exit code 202. `tagged`: refuse replies without the tag of their round, for clients that have `man_mod`.
+
+    `refused` holds the reasons by round and node.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        examples: Mapping[int, int] | None = None,
+        norm_factor: float = FACTOR,
+        min_replies: int = 1,
+        tagged: bool = True,
+    ) -> None:
+        if examples is not None and not all(type(n) is int and n >= 1 for n in examples.values()):
+            raise UserError(f"examples: {dict(examples)!r:.80} are not numbers of samples of at least 1")
+        if not norm_factor > 1:
+            raise UserError(f"norm_factor: {norm_factor!r} is not above 1")
+        self.strategy, self.examples, self.norm_factor = strategy, examples, norm_factor
+        self.min_replies, self.tagged, self.run = min_replies, tagged, uuid.uuid4().hex
+        self.weight = getattr(strategy, "weighted_by_key", "num-examples")
+        self.refused: dict[int, dict[int, str]] = {}
+        self._sent: list[Message] = []
+        self._model: ArrayRecord = ArrayRecord()
+
+    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+        """As `Strategy.start`; replies are fetched one by one, so that one that cannot be unpacked is alone refused."""
+        return super().start(_OneByOne(grid), *args, **kwargs)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages, tagged."""
+        self._model = arrays
+        return self._tagged(server_round, self.strategy.configure_train(server_round, arrays, config, grid))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages, tagged."""
+        return self._tagged(server_round, self.strategy.configure_evaluate(server_round, arrays, config, grid))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the strategy makes of the good replies."""
+        return self.strategy.aggregate_train(server_round, self._good(server_round, replies, with_arrays=True))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What the strategy makes of the good replies."""
+        return self.strategy.aggregate_evaluate(server_round, self._good(server_round, replies, with_arrays=False))
+
+    def summary(self) -> None:
+        """Log the strategy's configuration."""
+        self.strategy.summary()
+
+    def _tagged(self, server_round: int, messages: Iterable[Message]) -> list[Message]:
+        self._sent = list(messages)
+        for message in self._sent:
+            message.content[TAGGED] = ConfigRecord({TAG: self._tag(server_round)})
+        return self._sent
+
+    def _tag(self, server_round: int) -> str:
+        return f"{self.run}:{server_round}"
+
+    def _good(self, server_round: int, replies: Iterable[Message], with_arrays: bool) -> list[Message]:
+        """The replies that pass, in the order of their nodes, each with its node's known weight."""
+        nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
+        answers = {nodes.get(reply.metadata.reply_to_message_id): reply for reply in replies}
+        good: dict[int, RecordDict] = {}
+        far: dict[int, float] = {}
+        refused: dict[int, str] = {}
+        for node in sorted(nodes.values()):
+            try:
+                if node not in answers:
+                    raise Refused("no reply in time")
+                good[node] = self._content(answers[node], node, self._tag(server_round))
+                if with_arrays:
+                    far[node] = self._distance(good[node])
+            except Refused as error:
+                good.pop(node, None)
+                refused[node] = str(error)
+        refused |= outliers(far, self.norm_factor)
+        refused |= _odd_names({node: content for node, content in good.items() if node not in refused})
+        for node, reason in refused.items():
+            log(WARNING, "round %s: node %s refused: %s", server_round, node, reason)
+        self.refused.setdefault(server_round, {}).update(refused)
+        kept = [node for node in good if node not in refused]
+        if nodes and len(kept) < self.min_replies:
+            why = "; ".join(f"node {node}: {reason}" for node, reason in list(refused.items())[:3])
+            raise AggregationError(
+                f"round {server_round}: {len(kept)} good replies of {len(nodes)}, {self.min_replies} are needed; {why}"
+            )
+        return [answers[node] for node in kept]
+
+    def _content(self, reply: Message, node: int, tag: str) -> RecordDict:
+        """A reply's records, its metrics finite, its weight the known one."""
+        if reply.has_error():
+            raise Refused(f"the client says: {' '.join(str(reply.error.reason).split()):.200}")
+        content = reply.content
+        said = content.config_records.pop(TAGGED, ConfigRecord()).get(TAG)
+        if self.tagged and said != tag:
+            raise Refused(f"{TAG}: {said!r:.60} is not this round's; the ClientApp needs man_mod, or use tagged=False")
+        metrics = list(content.metric_records.values())
+        if len(metrics) != 1:
+            raise Refused(f"reply: has {len(metrics)} records of metrics; wanted is one")
+        for name, value in metrics[0].items():
+            if not (np.abs(np.asarray(value, np.float64)) <= LARGEST).all():
+                raise Refused(f"{name!r:.40}: {value!r:.40} is not finite within ±{LARGEST:.3g}")
+        if self.examples is not None and node not in self.examples:
+            raise Refused("examples: the server does not know how many samples this node has")
+        metrics[0][self.weight] = 1 if self.examples is None else self.examples[node]
+        return content
+
+    def _distance(self, content: RecordDict) -> float:
+        """How far a reply's model lies from the one sent; it must have its names, shapes and dtypes."""
+        if len(content.array_records) != 1:
+            raise Refused(f"reply: has {len(content.array_records)} records of arrays; wanted is one")
+        shapes = {name: (tuple(array.shape), array.dtype) for name, array in self._model.items()}
+        arrays = read_arrays(content, next(iter(content.array_records)), shapes)
+        moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind == "f")
+        return math.hypot(*moved)
+
+
+class _OneByOne(Grid):
+    """A grid on which a reply that cannot be unpacked is an error of its sender's, not the end of the run."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send the messages and wait for replies until all are there or the time is over."""
+        letters = dict(enumerate(messages))
+        answers = ask(self.grid, letters, math.inf if timeout is None else timeout, threading.Event())
+        return [
+            Message(Error(REFUSED, f"a reply that cannot be read ({type(answer).__name__})"), reply_to=letters[i])
+            if isinstance(answer, Exception)
+            else answer
+            for i, answer in answers.items()
+        ]
+
+    def set_run(self, run: Run) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+
+def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
+    """Whose metrics have other names than most replies'; on a tie those of the first node are right."""
+    names = {node: tuple(sorted(next(iter(c.metric_records.values())))) for node, c in contents.items()}
+    if not names:
+        return {}
+    usual = Counter(names.values()).most_common(1)[0][0]
+    return {
+        node: f"metrics: has {', '.join(found)!r:.120}; most replies have {', '.join(usual)!r:.120}"
+        for node, found in names.items()
+        if found != usual
+    }

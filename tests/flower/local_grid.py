@@ -1,0 +1,92 @@
+"""A grid in this process: real client apps, real messages, no network. What happens on the way can be changed.
+
+Messages are taken apart to bytes and put together again, as on the wire.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedman.flower import client
+
+Alter = Callable[[Message, Message], Message | Exception | None]
+"""(order, reply) -> what arrives in place of the reply: None for nothing, an exception if it cannot be unpacked."""
+
+
+@dataclass
+class LocalGrid(Grid):
+    """Nodes by id, each with its node config. A message is worked on as soon as it is pushed."""
+
+    nodes: dict[int, dict[str, str | int]]
+    alter: Alter = lambda order, reply: reply
+    app: ClientApp = client.app
+    run_config: dict[str, str | int | float] = field(default_factory=dict)
+    boxes: dict[str, Message | Exception] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    sent: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+    @staticmethod
+    def of(clients: int, memory: Path, **config: str) -> LocalGrid:
+        """One node for each client; node 100 + k is client k."""
+        return LocalGrid({100 + k: {"partition-id": k, "memory-dir": str(memory), **config} for k in range(clients)})
+
+    def set_run(self, run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(messages))
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            number = str(next(self.numbers))
+            message.metadata.__dict__["_message_id"] = number
+            numbers.append(number)
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            if node in self.nodes:
+                context = Context(1, node, dict(self.nodes[node]), RecordDict(), dict(self.run_config))
+                reply = self.alter(message, self.app(over_the_wire(message), context))
+                if reply is not None:
+                    self.boxes[number] = reply if isinstance(reply, Exception) else over_the_wire(reply)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        found = [self.boxes.pop(number) for number in message_ids if number in self.boxes]
+        for reply in found:
+            if isinstance(reply, Exception):
+                raise reply
+        return found
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message as its receiver gets it."""
+    content = message.content if message.has_content() else None
+    if content is not None:
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
+        content = inflate_object_from_contents(content.object_id, parts)
+    return make_message(message.metadata, content=content, error=message.error if message.has_error() else None)

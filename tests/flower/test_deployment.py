@@ -1,0 +1,49 @@
+"""A real federation on loopback: SuperLink, four SuperNodes, `flwr run`; the simulator's bits for every algorithm."""
+
+import json
+import time
+
+import pytest
+import torch
+from deployment import Deployment
+
+from fedman import experiment
+from fedman.algorithms import ALGORITHMS
+from fedman.config import overrides, resolve
+from fedman.flower.app import new_project
+
+pytestmark = pytest.mark.xdist_group("deployment")
+SETTINGS = "dataset=digits clients=4 participation=0.6 unbalanced=0.5 rounds=3 epochs=1 zeta=0.1 chunk=1"
+TIME_LIMIT = 500
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """All eight runs at once on one federation; the folder with a run for each algorithm."""
+    root = tmp_path_factory.mktemp("federation")
+    new_project(root / "app")
+    with Deployment(root / "net", env={"FEDMAN_MEMORY": str(root / "memory")}, warm=True) as net:
+        net.start_nodes({f"node{k}": f"partition-id={k}" for k in range(4)})
+        for name in ALGORITHMS:
+            net.submit(root / "app", f'settings="{SETTINGS} algorithm={name} wait=300" out="{root / name}"')
+        end = time.monotonic() + TIME_LIMIT
+        waiting = set(ALGORITHMS)
+        while waiting and time.monotonic() < end:
+            waiting -= {n for n in waiting if any((root / n / f).exists() for f in ("summary.json", "failed.json"))}
+            time.sleep(0.5)
+        assert not waiting, f"{waiting} not done after {TIME_LIMIT} s{net.logs()}"
+    return root
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_simulators_bits(algorithm, finished):
+    folder = finished / algorithm
+    assert not (folder / "failed.json").exists(), (folder / "failed.json").read_text()
+    config = resolve({**overrides(SETTINGS.split()), "algorithm": algorithm})
+    here = experiment.run(config, device="cpu")
+    there = experiment.read_models(folder / "model.safetensors")
+    assert all(torch.equal(there[m][k], v) for m, model in here.models.items() for k, v in model.items())
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [r["cohort"] for r in records] == [r["cohort"] for r in here.rounds]
+    assert [r["accuracy"] for r in records] == [r["accuracy"] for r in here.rounds]
+    assert [r["man"] for r in records] == [r["man"] for r in here.rounds]

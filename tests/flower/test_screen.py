@@ -1,0 +1,219 @@
+"""Screening: every hostile reply is refused by name and reason, and no honest one is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app.message import make_message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.lib import format as npy_format
+
+from fedman.flower.screen import Expected, Refused, decode, digest, distance, outliers, screen
+
+P = 6
+METADATA = Metadata(
+    run_id=1, message_id="", src_node_id=7, dst_node_id=1, reply_to_message_id="order", group_id="", created_at=0.0,
+    ttl=1.0, message_type="train",
+)  # fmt: skip
+RUN = "0123456789abcdef" * 2
+ORIGIN = np.linspace(-1, 1, P, dtype=np.float32)
+EARLIER = np.ones(P, np.float32)
+EXPECTED = Expected(
+    run=RUN, round=3, client=1, arrays=("w", "last"), size=P, dtype="float32", figures=("loss", "man.relu"),
+    centre={"w": ORIGIN}, bound=10.0, last=digest(EARLIER),
+)  # fmt: skip
+
+
+def reply(w: object = None, /, **changed: object) -> Message:
+    """An honest reply, but for what is changed: a record by name, None to leave it out."""
+    w = ORIGIN + 1 if w is None else w
+    records = {
+        "reply": ConfigRecord({"run": RUN, "round": 3, "client": 1}),
+        "upload": ArrayRecord({"w": w if isinstance(w, Array) else Array(w), "last": Array(EARLIER)}),
+        "figures": MetricRecord({"loss": 0.5, "man.relu": 2.0}),
+        **changed,
+    }
+    content = RecordDict({name: record for name, record in records.items() if record is not None})
+    return make_message(METADATA, content=content)
+
+
+def w_bytes(data: bytes, **said: object) -> Array:
+    return Array(**{"dtype": "float32", "shape": (P,), "stype": "numpy.ndarray", "data": data, **said})
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=True)
+    return out.getvalue()
+
+
+def with_figures(**figures: object) -> MetricRecord:
+    return MetricRecord({"loss": 0.5, "man.relu": 2.0, **figures})
+
+
+def tagged(**fields: object) -> ConfigRecord:
+    return ConfigRecord({"run": RUN, "round": 3, "client": 1, **fields})
+
+
+def spoilt(value: float, dtype: type = np.float32) -> np.ndarray:
+    w = (ORIGIN + 1).astype(dtype)
+    w[2] = value
+    return w
+
+
+GOOD = npy(ORIGIN)
+HOSTILE = {
+    "NaN": (reply(spoilt(math.nan)), "w: 1 of 6 numbers are not finite"),
+    "Inf": (reply(spoilt(-math.inf)), "w: 1 of 6 numbers are not finite"),
+    "huge norm": (reply(spoilt(1e30)), r"w: lies 1e\+30 from where it started; 10 is the most"),
+    "wrong shape": (reply(np.zeros(P + 1, np.float32)), r"w: is float32 \(7,\)"),
+    "a shape that broadcasts": (reply(np.zeros(1, np.float32)), r"w: is float32 \(1,\)"),
+    "two axes": (reply(np.zeros((1, P), np.float32)), r"w: is float32 \(1, 6\)"),
+    "wrong dtype": (reply(np.zeros(P)), r"w: is float64 \(6,\)"),
+    "whole numbers": (reply(np.zeros(P, np.int32)), r"w: is int32"),
+    "other byte order": (reply(w_bytes(npy(ORIGIN.astype(">f4")))), "says float32"),
+    "missing array": (reply(upload=ArrayRecord({"last": Array(EARLIER)})), "upload: has 'last'"),
+    "extra array": (
+        reply(upload=ArrayRecord({n: Array(ORIGIN) for n in ("w", "last", "x")})),
+        "upload: has 'last, w, x'; wanted are 'last, w'",
+    ),
+    "claimed weight 1e30": (reply(figures=with_figures(**{"num-examples": 1e30})), "figures: has .*num-examples"),
+    "claimed weight -5": (reply(figures=with_figures(**{"num-examples": -5})), "figures: has .*num-examples"),
+    "claimed weight 0": (reply(figures=with_figures(**{"num-examples": 0})), "figures: has .*num-examples"),
+    "garbage bytes": (reply(w_bytes(b"\x00garbage" * 5)), r"w: its bytes are not an array"),
+    "no bytes": (reply(w_bytes(b"")), "w: its bytes are not an array"),
+    "bytes cut short": (reply(w_bytes(GOOD[:-3])), "w: has 21 bytes of numbers, 24 are wanted"),
+    "bytes after the end": (reply(w_bytes(GOOD + b"x")), "w: has 25 bytes of numbers"),
+    "other shape in the bytes": (reply(w_bytes(npy(np.zeros(99, np.float32)))), r"but its bytes hold float32 \(99,\)"),
+    "pickled objects": (reply(w_bytes(npy(np.array([print] * P, object)))), "but its bytes hold object"),
+    "unknown serialisation": (reply(w_bytes(GOOD, stype="pickle")), r"w: is float32 \(6,\) \(pickle\)"),
+    "replay of an old round": (reply(reply=tagged(round=2)), r"reply: is not .*\(round 2 for 3\)"),
+    "another run's": (reply(reply=tagged(run="f" * 32)), "reply: is not a reply to this round's order"),
+    "another client's": (reply(reply=tagged(client=2)), "client 2 for 1"),
+    "a tag of another type": (reply(reply=tagged(client=True)), "reply: is not a reply to this round's order"),
+    "a tag with more": (reply(reply=tagged(more=1)), "reply: is not a reply to this round's order"),
+    "no tag": (reply(reply=None), "reply: has 'figures, upload'"),
+    "empty reply": (reply(reply=None, upload=None, figures=None), "reply: has nothing"),
+    "extra record": (reply(extra=ConfigRecord()), "reply: has 'extra, figures, reply, upload'"),
+    "an upload of a wrong kind": (reply(upload=ConfigRecord()), "upload: is not a record of arrays"),
+    "figures of a wrong kind": (reply(figures=ConfigRecord()), "figures: is not a record of figures"),
+    "loss NaN": (reply(figures=with_figures(loss=math.nan)), "loss: nan is not a finite"),
+    "loss whose sum overflows": (reply(figures=with_figures(loss=1.7e308)), "loss: 1.7e\\+308 is not a finite"),
+    "loss a list": (reply(figures=with_figures(loss=[1.0, 2.0])), r"loss: \[1.0, 2.0\] is not a finite"),
+    "another earlier upload": (
+        reply(upload=ArrayRecord({"w": Array(ORIGIN), "last": Array(EARLIER * 2)})),
+        "last: is not what this client sent before",
+    ),
+}  # fmt: skip
+
+
+def test_an_honest_reply_is_read_bit_for_bit():
+    found, figures = screen(reply(), EXPECTED)
+    assert list(found) == ["w", "last"]
+    assert found["w"].tobytes() == (ORIGIN + 1).tobytes()
+    assert found["w"].dtype == np.float32
+    assert figures == {"loss": 0.5, "man.relu": 2.0}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_reply_is_refused_with_its_reason_on_one_line(kind):
+    message, reason = HOSTILE[kind]
+    with pytest.raises(Refused, match=reason) as refused:
+        screen(message, EXPECTED)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_clients_own_reason_is_passed_on_in_one_short_line():
+    failed = make_message(METADATA, error=Error(100, "out of\nmemory " + "x" * 1000))
+    with pytest.raises(Refused, match="the client says: out of memory xxx") as refused:
+        screen(failed, EXPECTED)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_reply_that_could_not_be_unpacked_is_refused():
+    with pytest.raises(Refused, match=r"its reply cannot be read \(ValueError\)"):
+        screen(ValueError("Unexpected set of `children`"), EXPECTED)
+
+
+def test_names_that_a_stranger_chose_do_not_fill_the_log():
+    names = {f"name\n{i}": Array(ORIGIN) for i in range(1000)}
+    with pytest.raises(Refused) as refused:
+        screen(reply(upload=ArrayRecord(names)), EXPECTED)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_the_bound_is_the_last_distance_that_passes():
+    w = ORIGIN.copy()
+    w[0] += 4.0
+    far = distance(w, ORIGIN)
+    assert far == 4.0
+    for bound, good in ((4.0, True), (np.nextafter(4.0, 0), False), (math.inf, True)):
+        expected = Expected(**{**vars(EXPECTED), "bound": bound})
+        if good:
+            screen(reply(w), expected)
+        else:
+            with pytest.raises(Refused, match="w: lies 4 from"):
+                screen(reply(w), expected)
+
+
+def test_a_huge_claim_allocates_nothing():
+    out = io.BytesIO()
+    npy_format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": (10**15,)})
+    claim = w_bytes(out.getvalue() + b"1234", shape=(10**15,))
+    with pytest.raises(Refused, match="w: has 4 bytes of numbers"):
+        decode("w", claim, (10**15,), "float32")
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_do_anything_but_decode_or_be_refused(data):
+    for whole in (data, GOOD[:10] + data, GOOD[: len(data)] + data, b"\x93NUMPY\x01\x00" + data):
+        with contextlib.suppress(Refused):
+            assert decode("w", w_bytes(whole), (P,), "float32").shape == (P,)
+
+
+@given(arrays(np.float64, (2, 3), elements=st.floats(-1e300, 1e300)), st.sampled_from("CF"))
+@settings(max_examples=50, deadline=None)
+def test_decode_undoes_flowers_encoding(numbers, order):
+    array = np.asarray(numbers, order=order)
+    assert (decode("x", Array(array), (2, 3), "float64") == numbers).all()
+
+
+def test_the_odd_one_out_is_named():
+    found = outliers({"a": 1.0, "b": 1.2, "c": 25.0, "d": 0.9}, factor=20)
+    assert list(found) == ["c"]
+    assert found["c"] == "w: lies 25 from where it started, 25 times the median"
+
+
+@pytest.mark.parametrize("distances", [[], [1e30], [1.0, 1e30], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 20.0]])
+def test_nobody_is_odd_without_a_majority_or_within_the_factor(distances):
+    assert outliers(dict(enumerate(distances)), factor=20) == {}
+
+
+def test_an_infinite_factor_switches_it_off():
+    assert outliers({1: 1.0, 2: 1.0, 3: 1e300}, factor=math.inf) == {}
+
+
+@given(
+    honest=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=8),
+    liars=st.lists(st.floats(0, 1e300), max_size=7),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_minority_of_liars_can_neither_pass_nor_have_others_refused(honest, liars, order):
+    liars = liars[: len(honest) - 1]
+    rows = [*((("honest", i), d) for i, d in enumerate(honest)), *((("liar", i), d) for i, d in enumerate(liars))]
+    order.shuffle(rows)
+    found = outliers(dict(rows), factor=20)
+    assert {who for who, _ in rows if who[0] == "honest"}.isdisjoint(found)
+    if len(rows) >= 3:
+        assert {who for who, far in rows if far > 200} <= set(found)
