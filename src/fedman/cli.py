@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +19,6 @@ from fedman.commands import (
     PresetOption,
     Resume,
     given_keys,
-    going_on_with,
     run_folder,
     run_name,
     say,
@@ -273,6 +273,15 @@ def show(
     typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
     if plot is not None:
         typer.echo(f"written to {plot}")
+
+
+@contextmanager
+def going_on_with(command: str) -> Iterator[None]:
+    """An interruption says how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
 
 
 def stop(message: str, code: int) -> NoReturn:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedman.errors import Interrupted, UserError
+from fedman.errors import UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -64,15 +62,6 @@ def run_name(config: Config) -> str:
     """The folder of a run that was given none."""
     dataset = Path(config.dataset.removeprefix("npz:")).stem
     return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
-
-
-@contextmanager
-def going_on_with(command: str) -> Iterator[None]:
-    """An interruption says how to go on."""
-    try:
-        yield
-    except Interrupted as error:
-        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
 
 
 def say(message: str) -> None:
