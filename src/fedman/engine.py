@@ -59,7 +59,9 @@ class Outcome:
     """What a round reports."""
 
     cohort: list[int]
-    quarantined: list[int]  # clients whose upload was not finite; the round's result is the one without them
+    quarantined: list[
+        int
+    ]  # clients whose upload or figures were not finite; the round's result is the one without them
     lr: float
     loss: float  # cross-entropy, the mean over the cohort's local steps
     man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
@@ -174,7 +176,8 @@ class Engine:
         """The end of a round: uploads, screening, the server's step, the clients' memories."""
         ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
         memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
-        figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
+        finite = [v.isfinite().all(-1) for v in upload.values()] + [v.isfinite() for v in figures.values()]
+        figures["finite"] = torch.stack(finite).all(0)
         values = torch.stack([v.double() for v in figures.values()], 1).tolist()  # a round's one host sync
         reports = [dict(zip(figures, row, strict=True)) for row in values]
 
