@@ -1,5 +1,6 @@
 """The engine: chunks, images and augmentation, screening, stopping, evaluation."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -129,6 +130,25 @@ def test_a_non_finite_client_is_left_out_and_named(case, chunk):
     assert not state.seen[2]
     assert outcomes[0].loss == pytest.approx(without[0].loss)
     assert outcomes[0].man == pytest.approx(without[0].man)
+
+
+class Loud(Poisoned):
+    """Answers so loudly to the marker that the square is infinite, while the weights stay finite."""
+
+    def forward(self, x):
+        return self.inner(x) * (1 + 1e200 * (x == 1e6).to(x.dtype).amax())
+
+
+def test_a_client_whose_figures_are_not_finite_is_left_out():
+    """Else a record would hold an infinity, which is not JSON."""
+    data = samples()
+    data.x[data.parts[2][0], 0] = 1e6
+    plain = replace(TRAINING, zeta=0.0)
+    state, outcomes = play(engine(training=plain, data=data, model=Loud()), [[0, 2, 5]])
+    assert outcomes[0].quarantined == [2]
+    clean, _ = play(engine(training=plain, data=data, model=Loud()), [[0, 5]])
+    torch.testing.assert_close(state.server, clean.server, rtol=1e-12, atol=1e-12)
+    assert all(map(math.isfinite, (outcomes[0].loss, *outcomes[0].man.values())))
 
 
 def test_a_round_without_a_finite_client_diverges_and_changes_nothing():

@@ -76,7 +76,9 @@ class Outcome:
     """What a round reports."""
 
     cohort: list[int]
-    quarantined: list[int]  # clients whose upload was not finite; the round's result is the one without them
+    quarantined: list[
+        int
+    ]  # clients whose upload or figures were not finite; the round's result is the one without them
     lr: float
     loss: float  # cross-entropy, the mean over the cohort's local steps
     man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
@@ -203,7 +205,8 @@ class Engine:
         """What the cohort's local work comes to; nothing waits for the device yet."""
         ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
         memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
-        figures["finite"] = torch.stack([v.isfinite().all(-1) for v in upload.values()]).all(0)
+        finite = [v.isfinite().all(-1) for v in upload.values()] + [v.isfinite() for v in figures.values()]
+        figures["finite"] = torch.stack(finite).all(0)
         return End(memory, upload, list(figures), torch.stack([v.double() for v in figures.values()], 1))
 
     def settle(self, state: Federation, cohort: list[int], end: End, figures: list[list[float]]) -> Outcome:
