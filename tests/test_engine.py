@@ -161,6 +161,13 @@ def test_a_round_without_a_finite_client_diverges_and_changes_nothing():
     assert all(torch.equal(v, {**state.server, **state.memory, "last": state.last}[k]) for k, v in before.items())
 
 
+def test_a_round_notes_its_rate_and_who_took_part():
+    state, outcomes = play(engine(), COHORTS[:2])
+    assert [o.lr for o in outcomes] == [TRAINING.lr * TRAINING.lr_decay**t for t in (0, 1)]
+    assert [k for k, seen in enumerate(state.seen) if seen] == sorted({*COHORTS[0], *COHORTS[1]})
+    assert play(engine(), COHORTS[:1])[0].seen == [k in COHORTS[0] for k in range(6)]
+
+
 def test_stopping_leaves_the_state_of_the_last_round():
     machine = engine("feddyn")
     state = machine.start()
