@@ -49,7 +49,7 @@ TARGETS = {
     "screening": Target(
         "engine.py",
         ("test_engine.py", "test_memory.py", REFERENCE),
-        ("Engine.round", "Engine.make_room", "Engine.close", "weighted_sum", "play"),
+        ("Engine.launch", "Engine.make_room", "Engine.end", "Engine.settle", "weighted_sum"),
     ),
 }
 
