@@ -119,10 +119,10 @@ def test_a_second_signal_kills(second):
     code = f"""
 import os, signal, threading
 from fedman.runtime import stop_on_signal
-class engine: stopping = threading.Event()
-with stop_on_signal(engine) as caught:
+stopping = threading.Event()
+with stop_on_signal(stopping) as caught:
     os.kill(os.getpid(), signal.SIGINT)
-    assert caught == [signal.SIGINT] and engine.stopping.is_set()
+    assert caught == [signal.SIGINT] and stopping.is_set()
     print("asked", flush=True)
     os.kill(os.getpid(), {int(second)})
 """

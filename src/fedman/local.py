@@ -101,5 +101,7 @@ def _step(
     after = algorithm.step(carry["w"], grad, job.server, {**job.memory, **scratch}, job.hp)
     if isinstance(after, tuple):
         after, scratch = after[0], dict(after[1])
-    w = after if active is None else after.where(active, carry["w"])
-    return {"w": w, "loss": carry["loss"] + seen[0], **scratch}
+    w, loss = after, seen[0]
+    if active is not None:
+        w, loss = w.where(active, carry["w"]), loss.where(active[:, 0], 0)
+    return {"w": w, "loss": carry["loss"] + loss, **scratch}
