@@ -41,11 +41,12 @@ class Target:
 
 
 REFERENCE = "algorithms/test_against_reference.py"
+MAN = ("", "_running", "_left_behind", "_details")
 TARGETS = {
     "algorithms": Target(
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
-    "man.py": Target("man.py", ("test_man.py", "test_man_details.py")),
+    "man.py": Target("man.py", tuple(f"man/test_man{part}.py" for part in MAN)),
     "screening": Target(
         "engine.py",
         ("test_engine.py", "test_memory.py", REFERENCE),

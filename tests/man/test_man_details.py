@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
+from man_cases import Functional
 from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.man import ActivationNorm
-
-
-class Functional(nn.Module):
-    """A model that is a function."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 @pytest.mark.parametrize("module", [nn.Softmin(-1), nn.Softmax(-1), nn.Softmax2d(), nn.LogSoftmax(-1)])
