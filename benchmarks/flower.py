@@ -1,13 +1,13 @@
 """Flower's simulation engine against fedman's in-process simulator: one FedAvg round of ten of 100 clients, paper CNN.
 
-    python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2]
+    python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2] [--zeta 0.15]
     python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
     python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
 
-- fedman: `fedman.run`, in this process;
+- fedman: `fedman.run`, in this process, in fp32 and in bf16;
 - fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
 - Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
-  (DataLoader, augmentation in numpy, a sync a step).
+  (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`).
 
 Interleaved in one run; the first round of each start (imports, data) does not count. The images are random.
 """
@@ -51,14 +51,15 @@ from fedman.stacked import Stacked
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 
 
-def settings(folder: Path, epochs: int, rounds: int, size: int) -> tuple[Config, Dataset]:
+def settings(folder: Path, epochs: int, rounds: int, size: int, zeta: float) -> tuple[Config, Dataset]:
     """Random images of CIFAR's shape; a test set so small that evaluation does not count."""
     rng, path = np.random.default_rng(0), folder / f"images-{size}.npz"
     x = rng.integers(0, 256, (CLIENTS * size + 100, 32, 32, 3), dtype=np.uint8)
     y = np.arange(len(x)) % CLASSES
     np.savez(path, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
     keys = {"dataset": f"npz:{path}", "model": "cifar_cnn", "augment": True, "partition": "iid", "cohort": "fixed"}
-    config = resolve({**keys, "clients": CLIENTS, "epochs": epochs, "rounds": rounds, "eval_others_every": rounds})
+    keys |= {"clients": CLIENTS, "epochs": epochs, "rounds": rounds, "eval_others_every": rounds, "zeta": zeta}
+    config = resolve({**keys, "precision": "fp32"})
     return config, load(config.dataset)
 
 
@@ -72,7 +73,7 @@ def on_flower(config: Config, folder: Path) -> list[float]:
     return [record["seconds"] for record in simulate(config, Service(), out=out, device="cpu").rounds[1:]]
 
 
-def stock_flower(epochs: int, rounds: int, size: int) -> list[float]:
+def stock_flower(epochs: int, rounds: int, size: int, zeta: float) -> list[float]:
     """A Flower app as users write it: FedAvg, state dicts, a plain training loop."""
     client, server, times = ClientApp(), ServerApp(), []
 
@@ -85,11 +86,19 @@ def stock_flower(epochs: int, rounds: int, size: int) -> list[float]:
         labels = rng.integers(0, CLASSES, size)
         model = cifar_cnn((3, 32, 32), CLASSES)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)
+        optimiser, taps = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3), []
+        if zeta:
+            for module in model.modules():
+                if isinstance(module, nn.ReLU):
+                    module.register_forward_hook(lambda module, args, out: taps.append(out))
         for _ in range(epochs):
             for x, y in DataLoader(Augmented(images, labels), 50, shuffle=True):
                 optimiser.zero_grad()
-                loss = F.cross_entropy(model(x), y)
+                taps.clear()
+                out = model(x)
+                loss = F.cross_entropy(out, y)
+                if zeta:
+                    loss = loss + zeta * sum(a.square().mean() for a in (*taps, out))
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 10.0)
                 optimiser.step()
@@ -168,6 +177,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help="samples of a client")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--zeta", type=float, default=0.0)
     parser.add_argument("--only", nargs="*", help="names as in the table")
     parser.add_argument("--bytes", action="store_true")
     parser.add_argument("--deployment", action="store_true")
@@ -176,7 +186,8 @@ def main() -> None:
     if options.bytes:
         return print_bytes()
     with tempfile.TemporaryDirectory() as name:
-        folder, work = Path(name), f"{COHORT} of {CLIENTS} clients, {options.size} samples, {options.epochs} epochs"
+        folder, work = Path(name), f"{COHORT} of {CLIENTS} clients, {options.size} samples"
+        work += f", {options.epochs} epochs, ζ={options.zeta:g}"
         if options.deployment:
             work = "two clients on loopback"
             ways = {
@@ -184,11 +195,12 @@ def main() -> None:
                 "a new Python for every message": lambda: deployment(folder, False, options.rounds),
             }
         else:
-            config, data = settings(folder, options.epochs, options.rounds, options.size)
+            config, data = settings(folder, options.epochs, options.rounds, options.size, options.zeta)
             ways = {
                 "fedman": lambda: in_process(config, data),
+                "fedman, bf16": lambda: in_process(config.model_copy(update={"precision": "bf16"}), data),
                 "fedman on Flower": lambda: on_flower(config, folder),
-                "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size),
+                "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size, options.zeta),
             }
         compare(work, {n: way for n, way in ways.items() if not options.only or n in options.only}, options.repeats)
 

@@ -170,7 +170,7 @@ def stage_cases(
         ]  # fmt: skip
         if norm:
             out.append(Case(f"{label} norm gradient",
-                            lambda _: gram.gradient(stage, w, norm, stats, grams, part, precision),
+                            lambda _: gram.gradient(stage, w, norm, stats, grams, part),
                             0, 8 * part.numel(), []))  # fmt: skip
     else:
         z = conv.forward(stage, x, w, bias, precision)
@@ -260,8 +260,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["cifar"], choices=list(MODELS))
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 22, 90])
-    parser.add_argument("--precision", nargs="+", default=["bf16"], choices=["bf16", "tf32", "ieee"])
-    parser.add_argument("--check", nargs="*", default=["ieee", "tf32", "bf16"], help="precisions to check")
+    parser.add_argument("--precision", nargs="+", default=["bf16"], choices=["bf16", "tf32", "fp32"])
+    parser.add_argument("--check", nargs="*", default=["fp32", "tf32", "bf16"], help="precisions to check")
     parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
     parser.add_argument("--tune", action="store_true", help="try several tile sizes for each kernel")
     parser.add_argument("--json", type=Path, help="write all numbers there")

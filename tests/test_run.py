@@ -35,6 +35,17 @@ def same_run(a, b):
     assert fingerprint(a) == fingerprint(b)
 
 
+@pytest.mark.parametrize("chunk", [1, 100], ids=["threads", "stacked"])
+def test_bf16_on_a_cpu(chunk):
+    """Half the bits in the products: near fp32 and not the same, in every worker thread too."""
+    keys = {"model": "small_cnn", "clients": 4, "participation": 1.0, "rounds": 2, "epochs": 1, "zeta": 0.15}
+    full, half = (fedman.run(**keys, chunk=chunk, precision=precision) for precision in ("fp32", "bf16"))
+    assert half.summary["precision"] == "bf16"
+    for name, weights in full.models["all"].items():
+        distance = (half.models["all"][name] - weights).norm() / weights.norm()
+        assert 1e-5 < distance < 0.02, name
+
+
 def test_what_a_run_writes(tmp_path):
     result = fedman.run(**SMALL, algorithm="feddc", zeta=0.15, target=30.0, eval_others_every=2, out=tmp_path)
     assert tomllib.loads((tmp_path / "config.toml").read_text()) == result.summary["config"]

@@ -146,6 +146,14 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
         torch.testing.assert_close(gradient.float(), torch.full((2, 100), 1.004), rtol=1e-2, atol=0)
 
 
+def test_a_scaled_loss_fits_float16() -> None:
+    """The scale of mixed-precision training, times ζ, is beyond float16; times 2a/N it is not."""
+    x = torch.full((2, 1000), 0.5, dtype=torch.float16, requires_grad=True) * 1
+    out, s = tap(x.relu(), x)
+    (gradient,) = grad(out.sum() * 0 + s.sum() * 2.0**17, x)
+    torch.testing.assert_close(gradient.float(), torch.full((2, 1000), 2.0**17 / 2000), rtol=1e-3, atol=0)
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_shape_and_order_in_memory(shape: list[int], data: st.DataObject) -> None:

@@ -28,11 +28,12 @@ def pick_device(name: str) -> str:
 
 
 def pick_precision(name: str, device: str) -> str:
-    """ "auto" is TF32 on CUDA and fp32 elsewhere."""
+    """ "auto" is bf16 on a GPU that has it and fp32 elsewhere."""
     if name == "auto":
-        return "tf32" if device == "cuda" else "fp32"
-    if name in ("tf32", "bf16") and device != "cuda":
-        raise UserError(f"precision: {name} needs a CUDA device; use fp32")
+        fast = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16" if fast else "fp32"
+    if name == "tf32" and device != "cuda":
+        raise UserError("precision: tf32 needs a CUDA device; use fp32")
     return name
 
 

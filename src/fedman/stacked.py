@@ -50,11 +50,10 @@ class Stacked:
 
         model, output, layers = self._arguments
         self.precision = precision
-        exact = {"fp32": "ieee", "tf32": "tf32", "bf16": "bf16"}.get(precision)
-        if exact is None or layers is not None or not isinstance(model, ConvNet) or not kernels.available(device):
+        if precision == "fp64" or layers is not None or not isinstance(model, ConvNet) or not kernels.available(device):
             return
         if kernels.StackedConvNet.supports(model, shape):
-            self.kernels = kernels.StackedConvNet(model, shape, exact)
+            self.kernels = kernels.StackedConvNet(model, shape, precision)
             names = [*(f"relus.{i}" for i in range(self.kernels.layers - 1)), "output"]
             self.layers = names if output else names[:-1]
 
@@ -78,7 +77,9 @@ class Stacked:
     def copy(self) -> Stacked:
         """The same model with hooks and buffers of its own, for use in another thread."""
         model, output, layers = self._arguments
-        return Stacked(model, output=output, layers=layers)
+        twin = Stacked(model, output=output, layers=layers)
+        twin.precision = self.precision
+        return twin
 
     @property
     def size(self) -> int:

@@ -81,8 +81,9 @@ class ActivationTap(torch.autograd.Function):
         coefficient = grad_s.reshape(grad_s.shape + (1,) * (a.ndim - ctx.keep))
         if grad_a is None:
             return (a * (coefficient * (2 / ctx.entries))).to(a.dtype), None, None, None
-        if fresh and ctx.relu and grad_s.dtype == a.dtype:
-            return grad_a.addcmul_(a, coefficient, value=2 / ctx.entries), None, None, None
+        # Rounded to bf16 the coefficient is as exact as the activation; that of a scaled loss may not fit float16.
+        if fresh and ctx.relu and a.dtype != torch.float16:
+            return grad_a.addcmul_(a, coefficient.to(a.dtype), value=2 / ctx.entries), None, None, None
         return torch.addcmul(grad_a, a, coefficient, value=2 / ctx.entries).to(a.dtype), None, None, None
 
     @staticmethod

@@ -7,15 +7,15 @@ from torch import Tensor
 
 INTERPRETED = not torch.cuda.is_available()
 
-PRECISIONS = ["ieee", "bf16"] if INTERPRETED else ["ieee", "bf16", "tf32"]  # interpreted, tf32 is ieee
+PRECISIONS = ["fp32", "bf16"] if INTERPRETED else ["fp32", "bf16", "tf32"]  # interpreted, tf32 is fp32
 
 TOLERANCE = {
-    "ieee": 2e-6,
+    "fp32": 2e-6,
     "tf32": 2e-6 if INTERPRETED else 2e-3,
     "bf16": 4e-2 if INTERPRETED else 2e-2,  # the interpreter cuts the mantissa off instead of rounding
 }
 
-GRADIENT = {"ieee": 1e-5, "tf32": 6e-2, "bf16": 3e-1}
+GRADIENT = {"fp32": 1e-5, "tf32": 6e-2, "bf16": 3e-1}
 """Of a whole model's gradient: in a small model one rounding that flips a ReLU or a pool's maximum shows."""
 
 

@@ -56,20 +56,20 @@ def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str
 def test_split_sums(splits: int, device: torch.device) -> None:
     """Any number of pixel ranges, also more than there are tiles, gives the same gradient, the same bits each time."""
     stage = Stage(6, 6, 16, 16, 2, 1)
-    x, _, dz = problem(1, 5, stage, device, "ieee")
+    x, _, dz = problem(1, 5, stage, device, "fp32")
     options = {"BK": 32, "BN": 32, "BO": 16, "SPLITS": splits, "num_warps": 4, "num_stages": 2}
-    expected = conv.weight_gradient(stage, x, dz, "ieee").sum(1)
-    parts = conv.weight_gradient(stage, x, dz, "ieee", options)
+    expected = conv.weight_gradient(stage, x, dz, "fp32").sum(1)
+    parts = conv.weight_gradient(stage, x, dz, "fp32", options)
     assert parts.shape[1] == splits
-    assert relative(parts.sum(1), expected) < TOLERANCE["ieee"]
-    assert torch.equal(parts, conv.weight_gradient(stage, x, dz, "ieee", options))
+    assert relative(parts.sum(1), expected) < TOLERANCE["fp32"]
+    assert torch.equal(parts, conv.weight_gradient(stage, x, dz, "fp32", options))
 
 
 def test_pack_of_pairs(device: torch.device) -> None:
     """The first stage's weights: twice in a patch of k × (k + 1) pixels, one pixel apart; `unpack` adds both."""
     stage = Stage(8, 8, 4, 16, 3, 0)  # three image channels and the ones
     rows = torch.randn(2, 16 * 27 + 16, device=device)
-    packed = conv.pack(rows, stage, 3, "ieee")
+    packed = conv.pack(rows, stage, 3, "fp32")
     assert packed.shape == (2, 2, 16, 64)
     taps = packed[..., :48].unflatten(-1, (3, 4, 4))
     expected = rows[:, : 16 * 27].view(2, 16, 3, 3, 3).permute(0, 1, 3, 4, 2)

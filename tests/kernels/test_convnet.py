@@ -59,7 +59,7 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
     for value, reference64 in zip(losses, expected, strict=True):
         assert relative(value, reference64) < 5 * TOLERANCE[precision]
     assert relative(grad, grad64) < GRADIENT[precision]
-    if precision == "ieee":
+    if precision == "fp32":
         sizes = [p.numel() for p in model.parameters()]
         for piece, piece64 in zip(grad.split(sizes, 1), grad64.split(sizes, 1), strict=True):
             assert relative(piece, piece64) < 2e-5  # no parameter hides behind the others
@@ -88,7 +88,7 @@ def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
 def test_client_without_samples(device: torch.device) -> None:
     """All weights zero (an empty place in a chunk): loss zero and gradient zero, neighbours untouched."""
     model, shape, W, x, y = problem("small", device)
-    net = StackedConvNet(model, shape, "ieee")
+    net = StackedConvNet(model, shape, "fp32")
     weight = torch.ones(y.shape, device=device)
     weight[1] = 0.0
     W.requires_grad_()
@@ -107,7 +107,7 @@ def test_what_is_served() -> None:
     assert not StackedConvNet.supports(MLP((3, 8, 8), 10), (3, 8, 8))
     with pytest.raises(UserError, match=r"^model: .* MLP$"):
         StackedConvNet(MLP((3, 8, 8), 10), (3, 8, 8))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^precision: 'fp8' is not one of bf16, tf32, ieee$"):
+    with pytest.raises(UserError, match=r"^precision: 'fp8' is not one of bf16, tf32, fp32$"):
         StackedConvNet(cifar_cnn((3, 32, 32), 10), (3, 32, 32), "fp8")
 
 

@@ -18,7 +18,7 @@ from fedman.models import ConvNet
 class StackedConvNet:
     """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
 
-    `precision` is that of the products: "bf16", "tf32" or "ieee" (exact fp32). Sums, statistics, parameters and
+    `precision` is that of the products: "bf16", "tf32" or "fp32". Sums, statistics, parameters and
     gradients are fp32 throughout; activations are stored in bf16 or fp32 accordingly.
 
     >>> net = StackedConvNet(cifar_cnn((3, 32, 32), 100), (3, 32, 32), "bf16")
@@ -192,7 +192,7 @@ class StackedConvNet:
         if i == 0:
             part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
-                npart = gram.gradient(stage, w, norm, stats, grams, part, precision)
+                npart = gram.gradient(stage, w, norm, stats, grams, part)
             conv.unpack(part, rows, stage, self.channels)
         else:
             d, bpart, npart = activation.backward(stage, z, norm, share, d, place, stats, dman, strides)

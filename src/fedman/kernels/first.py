@@ -198,7 +198,7 @@ def constants(stage: Stage) -> dict[str, int]:
 TILES = {
     "bf16": ((64, 32, 4, 1), (64, 32, 4, 2)),
     "tf32": ((64, 32, 4, 1), (64, 16, 4, 1)),
-    "ieee": ((16, 16, 8, 1), (16, 16, 8, 1)),
+    "fp32": ((64, 32, 4, 1), (64, 16, 4, 1)),
 }
 """By precision, forward and backward: windows and channels a tile, warps, stages; all that fits the registers."""
 

@@ -36,10 +36,10 @@ def _moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.con
 
 
 @triton.jit
-def _times(gram, weight, PRECISION: tl.constexpr):
+def _times(gram, weight):
     """A·w in nearly full fp32: sums over a whole map cancel."""
     zero = tl.zeros(weight.shape, tl.float32)
-    return tl.dot(gram, weight, zero, input_precision="ieee" if PRECISION == "ieee" else "tf32x3")
+    return tl.dot(gram, weight, zero, input_precision="tf32x3")
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _statistics(
     right = pair_weights(w, s, 1, c, O, KP).to(tl.float32)
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
-    squares = tl.sum(left * _times(gram, left, PRECISION), 0) + tl.sum(right * _times(gram, right, PRECISION), 0)
+    squares = tl.sum(left * _times(gram, left), 0) + tl.sum(right * _times(gram, right), 0)
     mean, rstd = _moments(total, squares, OH * OW * (O // G), EPS, G, O)
     scale = rstd * tl.load(gamma + s * P + c)
     stats += sample * (4 * O)
@@ -78,7 +78,7 @@ def _statistics(
 def _gradient(
     w, gamma, stats, grams, part, npart, B, P,
     C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
-    KP: tl.constexpr, PRECISION: tl.constexpr,
+    KP: tl.constexpr,
 ):  # fmt: skip
     b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, c = tl.arange(0, KP), tl.arange(0, O)
@@ -99,8 +99,8 @@ def _gradient(
     gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     shift = sums[:, None] * constant[None, :]
-    tl.store(at, dleft * scale[None, :] - shift - _times(gram, left, PRECISION) * slope[None, :])
-    tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right, PRECISION) * slope[None, :])
+    tl.store(at, dleft * scale[None, :] - shift - _times(gram, left) * slope[None, :])
+    tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right) * slope[None, :])
 
 
 STATISTICS: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
@@ -125,7 +125,7 @@ def statistics(
 
 
 def gradient(
-    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor
 ) -> Tensor:
     """Partial gradients [S, B, 2, O] of γ and β; turns `part`, made for the normalised map, into that for the map."""
     clients, batch = stats.shape[:2]
@@ -133,6 +133,6 @@ def gradient(
     oh, ow = stage.map
     _gradient[(batch, clients)](
         w, norm[0], stats, grams, part, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
-        G=stage.groups, KP=w.shape[-1], PRECISION=precision, num_warps=8,
+        G=stage.groups, KP=w.shape[-1], num_warps=8,
     )  # fmt: skip
     return npart

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-STORAGE = {"bf16": torch.bfloat16, "tf32": torch.float32, "ieee": torch.float32}
+STORAGE = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 """Precision of products (accumulated in fp32) to the type in which activations and operands are held."""
 
 Launch = dict[str, Any]
