@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import random
+import re
 import shlex
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -149,6 +152,9 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
     problem = problem or complete([*words, str(outs[1])], log) or different_sweeps(*outs)
     what = "kill -9 of a sweep: the same runs, the same table"
     tally.count(what, 0 if problem else done, done, [problem] if problem else [])
+    page, again = (report(out, folder / f"page-{out.name}") for out in outs)
+    problem = None if page == again else f"differ: {', '.join(name for name in page if page[name] != again.get(name))}"
+    tally.check("the report of a killed sweep: page, pictures and tables have the same sha256", problem)
     asked = folder / "asked"
     process = start([*words, str(asked)], log)
     wait_until(process, lambda: _all_rounds(asked) >= 3)
@@ -164,6 +170,18 @@ def different_sweeps(whole: Path, other: Path) -> str | None:
         if problem := different(other / cell.name, fingerprint(cell)):
             return problem
     return None if (whole / "table.md").read_bytes() == (other / "table.md").read_bytes() else "the tables differ"
+
+
+def report(sweep: Path, folder: Path) -> dict[str, str]:
+    """The sha256 of every file that `fedman report` makes of a sweep; what time its runs took is left out."""
+    runs, page = folder / "runs", folder / "report.html"
+    shutil.copytree(sweep, runs)
+    for path in (*runs.rglob("summary.json"), *runs.rglob("rounds.jsonl")):
+        path.write_text(re.sub(r'"seconds": [\d.e-]+', '"seconds": 1.0', path.read_text()))
+    if problem := complete(["report", str(runs), "--out", str(page)], folder / "log"):
+        raise RuntimeError(problem)
+    made = (page, *folder.rglob("report_files/*/*"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
 
 
 def _all_rounds(out: Path) -> int:

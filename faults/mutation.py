@@ -47,11 +47,12 @@ TARGETS = {
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
     "man.py": Target("man.py", tuple(f"man/test_man{part}.py" for part in MAN)),
-    "screening": Target(
+    "screening in the simulator": Target(
         "engine.py",
         ("test_engine.py", "test_memory.py", REFERENCE),
         ("Engine.launch", "Engine.make_room", "Engine.end", "Engine.settle", "weighted_sum"),
     ),
+    "screening on Flower": Target("flower/screen.py", ("flower/test_screen.py",)),
 }
 
 

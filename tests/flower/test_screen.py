@@ -97,10 +97,11 @@ HOSTILE = {
     "replay of an old round": (reply(reply=tagged(round=2)), r"reply: is not .*\(round 2 for 3\)"),
     "another run's": (reply(reply=tagged(run="f" * 32)), "reply: is not a reply to this round's order"),
     "another client's": (reply(reply=tagged(client=2)), "client 2 for 1"),
+    "another round's and client's": (reply(reply=tagged(round=2, client=2)), r"\(round 2 for 3, client 2 for 1\)$"),
     "a tag of another type": (reply(reply=tagged(client=True)), "reply: is not a reply to this round's order"),
     "a tag with more": (reply(reply=tagged(more=1)), "reply: is not a reply to this round's order"),
     "no tag": (reply(reply=None), "reply: has 'figures, upload'"),
-    "empty reply": (reply(reply=None, upload=None, figures=None), "reply: has nothing"),
+    "empty reply": (reply(reply=None, upload=None, figures=None), "reply: has nothing; wanted are"),
     "extra record": (reply(extra=ConfigRecord()), "reply: has 'extra, figures, reply, upload'"),
     "an upload of a wrong kind": (reply(upload=ConfigRecord()), "upload: is not a record of arrays"),
     "figures of a wrong kind": (reply(figures=ConfigRecord()), "figures: is not a record of figures"),
@@ -120,6 +121,17 @@ def test_an_honest_reply_is_read_bit_for_bit():
     assert found["w"].tobytes() == (ORIGIN + 1).tobytes()
     assert found["w"].dtype == np.float32
     assert figures == {"loss": 0.5, "man.relu": 2.0}
+
+
+def test_the_first_round_has_no_centre_no_bound_and_nothing_sent_before():
+    first = Expected(RUN, 3, 1, arrays=("w",), size=P, dtype="float32", figures=("loss", "man.relu"))
+    upload, largest = ArrayRecord({"w": Array(ORIGIN * 1e30)}), float(np.finfo(np.float32).max)
+    found, figures = screen(reply(upload=upload, figures=with_figures(loss=largest)), first)
+    assert distance(found["w"]) == pytest.approx(1e30 * distance(ORIGIN))
+    assert figures["loss"] == largest
+    upload = ArrayRecord({"w": Array(ORIGIN), "last": Array(np.zeros(0, np.float32))})
+    with pytest.raises(Refused, match="upload: has"):
+        screen(reply(upload=upload), first)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -197,6 +209,10 @@ def test_the_odd_one_out_is_named():
 @pytest.mark.parametrize("distances", [[], [1e30], [1.0, 1e30], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 20.0]])
 def test_nobody_is_odd_without_a_majority_or_within_the_factor(distances):
     assert outliers(dict(enumerate(distances)), factor=20) == {}
+
+
+def test_twenty_times_the_median_is_the_most_unless_said():
+    assert list(outliers({1: 1.0, 2: 1.0, 3: 20.0, 4: 20.5})) == [4]
 
 
 def test_an_infinite_factor_switches_it_off():
