@@ -1,0 +1,72 @@
+"""What the size of a Hessian depends on: how many images it is measured on, and whether MAN's term is in the loss.
+
+    python benchmarks/hessian_size.py RUN... [--images 200 500] [--draws 4] [--trace]
+
+The largest eigenvalue (and the trace) of finished runs on a few training images drawn at random: once of the mean
+cross-entropy, as `fedman flatness` has it, and for runs with MAN once more of what their clients minimise, with ζ·MAN.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedman import ActivationNorm
+from fedman.flatness import Hessian, eigenpairs, hutchpp
+from fedman.flatness.runs import read_data, read_run, restore, select_samples, training_samples
+
+
+class Regularised(nn.Module):
+    """A model whose output has one more column: the MAN term of the batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.man = model, ActivationNorm(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.model(x)
+        return torch.cat([out, self.man().expand(len(out), 1)], 1)
+
+
+def objective(zeta: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross-entropy + ζ·MAN of a `Regularised` model's output."""
+    return lambda out, y: cross_entropy(out[:, :-1], y) + zeta * out[:, -1].mean()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--images", type=int, nargs="+", default=[200, 500])
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--trace", action="store_true", help="also the trace, to 4 %%")
+    parser.add_argument("--model", default="all")
+    parser.add_argument("--data-dir", type=Path)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for folder in options.runs:
+        run = read_run(folder)
+        data = read_data(run, options.data_dir, None)
+        model = Regularised(restore(run, options.model, data)).to(device)
+        for images in options.images:
+            for zeta in sorted({0.0, run.config.zeta}):
+                tops, traces = [], []
+                for draw in range(options.draws):
+                    seen = training_samples(data, select_samples(run, data, images, draw), device, torch.float32)
+                    hessian = Hessian(model, objective(zeta), (seen.x, seen.y), batch_size=500)
+                    top = eigenpairs(hessian, 1, tol=1e-3)
+                    tops.append(f"{float(top.values[0]):.1f}")
+                    if options.trace:
+                        traces.append(f"{hutchpp(hessian, sketch=top.lanczos, rtol=0.04, seed=1).value:.0f}")
+                loss = f"cross-entropy + {zeta:g} MAN" if zeta else "cross-entropy"
+                print(
+                    f"{run.method}, {images} images, {loss}: λ_max {', '.join(tops)}; trace {', '.join(traces) or '-'}"
+                )
+
+
+if __name__ == "__main__":
+    main()
