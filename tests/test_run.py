@@ -23,6 +23,7 @@ from fedman.config import resolve
 from fedman.errors import Diverged, UserError
 from fedman.models import build
 from fedman.records import read_rounds
+from fedman.runtime import pick_precision
 from fedman.stacked import Stacked
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
@@ -33,6 +34,15 @@ FEDMAN = [sys.executable, "-c", "from fedman.cli import main; main()"]
 def same_run(a, b):
     """Two run folders hold the same result, bit for bit."""
     assert fingerprint(a) == fingerprint(b)
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "picked"), [("cpu", True, "fp32"), ("cuda", True, "bf16"), ("cuda", False, "fp32")]
+)
+def test_the_fastest_precision_that_costs_no_accuracy(device, has, picked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has and not including_emulation)
+    assert pick_precision("auto", device) == picked
+    assert pick_precision("fp64", device) == "fp64"
 
 
 @pytest.mark.parametrize("chunk", [1, 100], ids=["threads", "stacked"])
