@@ -19,7 +19,6 @@ from torch.autograd import forward_ad
 
 from fedman import kernels
 
-LARGE = 1 << 24  # entries
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -28,7 +27,7 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
 
     Half precision is summed in float32. Right under autograd of any order, forward mode, vmap and torch.compile.
     """
-    if _plain(a):
+    if torch.compiler.is_compiling():  # fuses the plain formula by itself
         rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
         return a, rows.square().sum(-1) / a.numel()
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
@@ -104,14 +103,6 @@ def _is_relu(a: Tensor, z: Tensor) -> bool:
     if node is None or z.grad_fn is None or node.name() != "ReluBackward0" or a._backward_hooks or a.retains_grad:
         return False
     return node.next_functions[0] == (z.grad_fn, z.output_nr)
-
-
-def _plain(a: Tensor) -> bool:
-    """Whether the plain formula is best: a compiler fuses it by itself, and with a small activation on a GPU the
-    launches count, of which it has the cheapest. A captured graph makes launches cheap and wants the kernels."""
-    if torch.compiler.is_compiling():
-        return True
-    return a.is_cuda and a.numel() < LARGE and not torch.cuda.is_current_stream_capturing()
 
 
 def _serves(a: Tensor, keep: int) -> bool:
