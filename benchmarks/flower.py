@@ -79,6 +79,7 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float) -> list[float
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
+        from man_cost import naive_man
         from simulation import Augmented
 
         rng = np.random.default_rng(int(context.node_config["partition-id"]))
@@ -86,19 +87,14 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float) -> list[float
         labels = rng.integers(0, CLASSES, size)
         model = cifar_cnn((3, 32, 32), CLASSES)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimiser, taps = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3), []
-        if zeta:
-            for module in model.modules():
-                if isinstance(module, nn.ReLU):
-                    module.register_forward_hook(lambda module, args, out: taps.append(out))
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)
+        man = naive_man(model) if zeta else None
         for _ in range(epochs):
             for x, y in DataLoader(Augmented(images, labels), 50, shuffle=True):
                 optimiser.zero_grad()
-                taps.clear()
-                out = model(x)
-                loss = F.cross_entropy(out, y)
-                if zeta:
-                    loss = loss + zeta * sum(a.square().mean() for a in (*taps, out))
+                loss = F.cross_entropy(model(x), y)
+                if man is not None:
+                    loss = loss + zeta * man()
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 10.0)
                 optimiser.step()

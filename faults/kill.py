@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import random
@@ -22,6 +21,7 @@ from faults.runs import (
     finish,
     on_operations,
     rounds_done,
+    sha256,
     start,
     tail,
     wait_until,
@@ -181,7 +181,7 @@ def report(sweep: Path, folder: Path) -> dict[str, str]:
     if problem := complete(["report", str(runs), "--out", str(page)], folder / "log"):
         raise RuntimeError(problem)
     made = (page, *folder.rglob("report_files/*/*"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
+    return {path.name: sha256(path.read_bytes()) for path in made}
 
 
 def _all_rounds(out: Path) -> int:

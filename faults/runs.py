@@ -115,9 +115,9 @@ def fingerprint(out: Path) -> dict[str, str]:
     summary.pop("seconds")
     summary["config"].pop("checkpoint_seconds")
     return {
-        "weights": _sha256((out / "model.safetensors").read_bytes()),
-        "records": _sha256(json.dumps(records).encode()),
-        "summary": _sha256(json.dumps(summary, sort_keys=True).encode()),
+        "weights": sha256((out / "model.safetensors").read_bytes()),
+        "records": sha256(json.dumps(records).encode()),
+        "summary": sha256(json.dumps(summary, sort_keys=True).encode()),
     }
 
 
@@ -128,7 +128,8 @@ def different(out: Path, whole: dict[str, str]) -> str | None:
     return f"{out.name}: {', '.join(changed)} differ from the uninterrupted run" if changed else None
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Of a file's contents, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

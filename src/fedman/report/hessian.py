@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedman.report import paper
-from fedman.report.series import method_order, method_title
+from fedman.report.series import Setting, method_order, method_title
 from fedman.report.tables import NOTHING, Table, slug
 from fedman.tables import mean_std
 
@@ -22,23 +22,11 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Setting):
     """The measurements of one run's model `all` by name; a measurement may have been made on several sample counts."""
 
-    dataset: str
-    partition: str
-    algorithm: str
-    zeta: float
     seed: int
     entries: dict[str, list[Entry]]
-
-    @property
-    def man(self) -> bool:
-        return self.zeta > 0
-
-    @property
-    def method(self) -> str:
-        return method_title(self.algorithm, self.man)
 
     def best(self, name: str) -> Entry:
         """The measurement on most samples; empty where there is none."""

@@ -36,15 +36,13 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
-    """The runs of one setting, a seed each. `variant`: how the setting departs from the usual one."""
+class Setting:
+    """What a row of the paper's tables is about."""
 
     dataset: str
     partition: str
     algorithm: str
     zeta: float
-    variant: tuple[tuple[str, Any], ...]
-    runs: list[Row] = field(repr=False)
 
     @property
     def man(self) -> bool:
@@ -55,6 +53,14 @@ class Series:
     def method(self) -> str:
         """As the paper names it: FedDC, FedDC+MAN."""
         return method_title(self.algorithm, self.man)
+
+
+@dataclass(frozen=True, eq=False)
+class Series(Setting):
+    """The runs of one setting, a seed each. `variant`: how the setting departs from the usual one."""
+
+    variant: tuple[tuple[str, Any], ...]
+    runs: list[Row] = field(repr=False)
 
     @property
     def departs(self) -> str:
