@@ -7,7 +7,8 @@
 - fedman: `fedman.run`, in this process, in fp32 and in bf16;
 - fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
 - Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
-  (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`).
+  (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and
+  under autocast in bf16.
 
 Interleaved in one run; the first round of each start (imports, data) does not count. The images are random.
 """
@@ -73,8 +74,8 @@ def on_flower(config: Config, folder: Path) -> list[float]:
     return [record["seconds"] for record in simulate(config, Service(), out=out, device="cpu").rounds[1:]]
 
 
-def stock_flower(epochs: int, rounds: int, size: int, zeta: float) -> list[float]:
-    """A Flower app as users write it: FedAvg, state dicts, a plain training loop."""
+def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = False) -> list[float]:
+    """A Flower app as users write it: FedAvg, state dicts, a plain training loop, under autocast with `bf16`."""
     client, server, times = ClientApp(), ServerApp(), []
 
     @client.train()
@@ -92,7 +93,9 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float) -> list[float
         for _ in range(epochs):
             for x, y in DataLoader(Augmented(images, labels), 50, shuffle=True):
                 optimiser.zero_grad()
-                loss = F.cross_entropy(model(x), y)
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    logits = model(x)
+                loss = F.cross_entropy(logits.float(), y)
                 if man is not None:
                     loss = loss + zeta * man()
                 loss.backward()
@@ -197,6 +200,9 @@ def main() -> None:
                 "fedman, bf16": lambda: in_process(config.model_copy(update={"precision": "bf16"}), data),
                 "fedman on Flower": lambda: on_flower(config, folder),
                 "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size, options.zeta),
+                "Flower's own, bf16": lambda: stock_flower(
+                    options.epochs, options.rounds, options.size, options.zeta, bf16=True
+                ),
             }
         compare(work, {n: way for n, way in ways.items() if not options.only or n in options.only}, options.repeats)
 

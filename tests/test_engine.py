@@ -14,7 +14,7 @@ from fedman.batches import Samples
 from fedman.data.augment import PAD, Windows, gather, normalise
 from fedman.engine import Engine, Training, default_chunk, weighted_sum
 from fedman.errors import Diverged, UserError
-from fedman.flight import launch
+from fedman.flight import STEP, launch
 from fedman.local import Stopped
 from fedman.models import build
 from fedman.sampling import plan
@@ -250,9 +250,26 @@ def test_float32_follows_float64():
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
 
 
+class Loop:
+    """In the place of captured graphs: runs the steps, and notes how many clients they hold."""
+
+    def __init__(self):
+        self.sizes = set()
+
+    def run(self, step, inputs, carry, steps):
+        self.sizes.add(len(carry["w"]))
+        for j in range(steps):
+            carry = step(inputs, j, carry)
+        return carry
+
+
+@pytest.mark.parametrize("graphs", [None, Loop()], ids=["plain", "graphs"])
 @pytest.mark.parametrize("case", CASES)
-def test_stacked_runs_are_the_separate_runs(case):
-    """Three runs with other seeds, ζ and partitions in one chunk: each ends where it ends alone."""
+def test_stacked_runs_are_the_separate_runs(case, graphs):
+    """Three runs with other seeds, ζ and partitions in one chunk: each ends where it ends alone.
+
+    Where graphs are captured, chunks are filled up to few sizes.
+    """
     name, hyper = CASES[case]
     variants = [
         (replace(TRAINING, seed=1), samples()),
@@ -263,11 +280,13 @@ def test_stacked_runs_are_the_separate_runs(case):
     runs = [engine(name, hyper, training=t, data=d) for t, d in variants]
     for run in runs:
         run.longest = 20  # plans of one shape, as on a GPU
+        run.graphs = graphs
     states = [run.start() for run in runs]
     for cohort in COHORTS:
         list(launch([(run, state, cohort) for run, state in zip(runs, states, strict=True)]).land())
     for state, w in zip(states, alone, strict=True):
         torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
+    assert graphs is None or (graphs.sizes and not any(size % STEP for size in graphs.sizes))
 
 
 @pytest.mark.parametrize("cohort", [[5], [1, 3], [0, 2, 5]])

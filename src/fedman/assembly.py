@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
 from fedman.data import Dataset, partition
 from fedman.engine import Engine, Training
 from fedman.errors import UserError
-from fedman.man import Measure
+from fedman.man import Measure, mean_square, mean_square_and_variance
 from fedman.models import build
 from fedman.stacked import Stacked
 
@@ -80,11 +80,4 @@ def man_layers(variant: str) -> dict[str, Measure] | None:
     misses the third convolution and adds the batch variance of the second linear layer (protocol §2.5)."""
     if variant == "formula":
         return None
-
-    def mean_square(a: Tensor) -> Tensor:
-        return a.square().flatten(1).mean(1)
-
-    def with_variance(a: Tensor) -> Tensor:
-        return mean_square(a) + a.var(0).mean()
-
-    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": with_variance}
+    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": mean_square_and_variance}

@@ -93,8 +93,13 @@ class Batches:
         if "weight" in names or "active" in names:
             tensors = [part._ragged() for part in parts]
             names = set(tensors[0])
-        whole.tensors = {n: torch.cat([t[n] for t in tensors], 1 if n == "window" else 0) for n in sorted(names)}
+        whole.tensors = {n: torch.cat([t[n] for t in tensors], _client(n)) for n in sorted(names)}
         return whole
+
+    def first(self, times: int) -> Batches:
+        """The batches of the first client, so many times."""
+        tensors = {n: v.narrow(_client(n), 0, 1).repeat_interleave(times, _client(n)) for n, v in self.tensors.items()}
+        return self.over(tensors)
 
     def _ragged(self) -> dict[str, Tensor]:
         """The tensors with weights and masks written out, also where all batches are full."""
@@ -147,6 +152,11 @@ class Batches:
             x = normalise(data.x[self.tensors["index"]], data.mean, data.std, self.dtype)
             self._windows = Windows(x, data.images, data.augment)
         return self._windows.take(sample, window)
+
+
+def _client(name: str) -> int:
+    """The dimension of a chunk's tensor that runs over clients."""
+    return 1 if name == "window" else 0
 
 
 def _at(v: Tensor, dim: int, j: int | Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from fedman.transfer import Fetched
 Entry = tuple[Engine, Federation, list[int]]
 """A run in a round: its engine, its state, its cohort."""
 
+STEP = 4  # clients between two sizes of a stack of runs, on a GPU
+
 
 @dataclass(frozen=True)
 class Flight:
@@ -61,13 +63,19 @@ def launch(runs: Sequence[Entry]) -> Flight:
 
 
 def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
-    """All cohorts as one chunk."""
+    """All cohorts as one chunk.
+
+    On a GPU a client is worked on once more, in vain, up to the next multiple of `STEP`: a chunk of another size is
+    another graph to capture and to hold.
+    """
     first = runs[0][0]
     jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    w, figures = train(stack(jobs), first.algorithm, first.stacked, first.graphs, first.stopping)
     sizes = [len(job) for job in jobs]
-    apart = {name: v.split(sizes) for name, v in figures.items()}
+    spare = -sum(sizes) % STEP if first.graphs is not None else 0
+    whole = stack([*jobs, jobs[0].first(spare)] if spare else jobs)
+    w, figures = train(whole, first.algorithm, first.stacked, first.graphs, first.stopping)
+    apart = {name: v.split([*sizes, spare]) for name, v in figures.items()}
     return [
         [Work(job, rows, {name: v[i] for name, v in apart.items()})]
-        for i, (job, rows) in enumerate(zip(jobs, w.split(sizes), strict=True))
+        for i, (job, rows) in enumerate(zip(jobs, w.split([*sizes, spare]), strict=False))
     ]

@@ -66,8 +66,7 @@ class _Captured:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # kernels are compiled and libraries set up outside the capture
-                step(self.inputs, self.j, self.carry)
+            step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
             stream.synchronize()
             self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
             try:

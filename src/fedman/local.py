@@ -36,6 +36,16 @@ class Job:
     def __len__(self) -> int:
         return len(self.hp.p)
 
+    def first(self, times: int) -> Job:
+        """The work of the first client, so many times."""
+
+        def rows(v: Tensor) -> Tensor:
+            return v[:1].expand(times, *v.shape[1:])
+
+        hp = replace(self.hp, p=rows(self.hp.p), steps=rows(self.hp.steps))
+        memory = {name: rows(v) for name, v in self.memory.items()}
+        return Job(self.batches.first(times), self.server, memory, hp, self.zeta)
+
 
 def stack(jobs: Sequence[Job]) -> Job:
     """The rows of several runs as one job: the same algorithm, model and training, but for ζ, seed and partition."""

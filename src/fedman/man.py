@@ -54,6 +54,16 @@ ACTIVATION_FUNCTIONS: dict[Any, str] = {
 }  # fmt: skip
 
 
+def mean_square(a: Tensor) -> Tensor:
+    """MAN's own measure of a layer: each sample's mean of squares, [B, ...] to [B]."""
+    return a.square().flatten(1).mean(1)
+
+
+def mean_square_and_variance(a: Tensor) -> Tensor:
+    """The same, and to every sample the (unbiased) variance of a feature over the batch, averaged over features."""
+    return mean_square(a) + a.var(0).mean()
+
+
 @dataclass
 class _Pass:
     """One forward pass of the model: what it has left so far."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from torch.func import functional_call, vmap
 
 from fedman.batches import Layout
 from fedman.errors import UserError
-from fedman.man import ActivationNorm, Measure
+from fedman.man import ActivationNorm, Measure, mean_square, mean_square_and_variance
 from fedman.models import ConvNet
 
 if TYPE_CHECKING:
@@ -50,12 +51,19 @@ class Stacked:
 
         model, output, layers = self._arguments
         self.precision = precision
-        if precision == "fp64" or layers is not None or not isinstance(model, ConvNet) or not kernels.available(device):
+        if precision == "fp64" or not isinstance(model, ConvNet) or not kernels.available(device):
             return
-        if kernels.StackedConvNet.supports(model, shape):
-            self.kernels = kernels.StackedConvNet(model, shape, precision)
-            names = [*(f"relus.{i}" for i in range(self.kernels.layers - 1)), "output"]
-            self.layers = names if output else names[:-1]
+        names = [f"relus.{i}" for i in range(len(model.relus))]
+        measures = dict.fromkeys(names, mean_square) if layers is None else dict(layers)
+        known = set(measures) <= set(names) and set(measures.values()) <= {mean_square, mean_square_and_variance}
+        varied = [names.index(name) for name, measure in measures.items() if measure is mean_square_and_variance]
+        if not known or not kernels.StackedConvNet.supports(model, shape, varied):
+            return
+        self.kernels = kernels.StackedConvNet(model, shape, precision, varied)
+        chosen = [*(name in measures for name in names), output]
+        self.layers = list(compress([*names, "output"], chosen))
+        self._measured = torch.tensor(chosen, device=device)
+        self._places = self._measured.nonzero()[:, 0]
 
     @property
     def layout(self) -> Layout | None:
@@ -119,7 +127,7 @@ class Stacked:
         """
         if self.kernels is not None:
             ce, terms = self.kernels.losses(W, x, y, weight)
-            return ce, terms[:, : len(self.layers)] if man else terms[:, :0]
+            return ce, terms.index_select(1, self._places) if man else terms[:, :0]
         if len(W) == 1:  # the plain module: on a CPU, grouped and vmapped convolutions are slower than one by one
             ce, terms = self._loss(W[0], x[0], y[0], None if weight is None else weight[0], man)
             return ce[None], terms[None]
@@ -141,8 +149,7 @@ class Stacked:
     ) -> tuple[Tensor, Tensor]:
         """The gradient `[S, P]` of cross-entropy + ζ·MAN, and the cross-entropy `[S]`."""
         if self.kernels is not None:
-            zetas = W.new_zeros(len(W), self.kernels.layers)
-            zetas[:, : len(self.layers)] = zeta[:, None] if isinstance(zeta, Tensor) else zeta
+            zetas = (zeta[:, None] if isinstance(zeta, Tensor) else zeta) * self._measured
             ce, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
             return gradient, ce
         man = isinstance(zeta, Tensor) or zeta > 0

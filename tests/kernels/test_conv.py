@@ -57,7 +57,7 @@ def test_split_sums(splits: int, device: torch.device) -> None:
     """Any number of pixel ranges, also more than there are tiles, gives the same gradient, the same bits each time."""
     stage = Stage(6, 6, 16, 16, 2, 1)
     x, _, dz = problem(1, 5, stage, device, "fp32")
-    options = {"BK": 32, "BN": 32, "BO": 16, "SPLITS": splits, "num_warps": 4, "num_stages": 2}
+    options = {"BK": 32, "BC": 16, "BO": 16, "SPLITS": splits, "num_warps": 4, "num_stages": 2}
     expected = conv.weight_gradient(stage, x, dz, "fp32").sum(1)
     parts = conv.weight_gradient(stage, x, dz, "fp32", options)
     assert parts.shape[1] == splits

@@ -65,6 +65,24 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
             assert relative(piece, piece64) < 2e-5  # no parameter hides behind the others
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_variance_over_the_batch(precision: str, device: torch.device) -> None:
+    """The authors' Tiny-ImageNet term: some layers do not count, one counts with its variance."""
+    model, shape, W, _, _ = problem("tiny", device)
+    x = torch.randn(2, 5, *shape[1:], shape[0], device=device)
+    y = torch.randint(7, (2, 5), device=device)
+    zeta = torch.rand(2, 1, device=device) * torch.tensor([1.0, 1, 1, 1, 0], device=device)
+    W64 = W.double().requires_grad_()
+    ce64, man64 = reference.losses(model.double(), W64, x.double(), y, varied=[3])
+    (grad64,) = torch.autograd.grad((ce64 + (zeta * man64).sum(1)).sum(), W64)
+    ce, man, grad = StackedConvNet(model, shape, precision, varied=[3]).gradient(W, x, y, zeta)
+    for value, reference64 in zip((ce, man), (ce64, man64), strict=True):
+        assert relative(value, reference64) < 5 * TOLERANCE[precision]
+    assert relative(grad, grad64) < GRADIENT[precision]
+    with pytest.raises(UserError, match="do not serve"):
+        StackedConvNet(model, shape, precision, varied=[1])
+
+
 def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
     """The same bits on a second run, and from prepared images without autograd; nearly the same for a client alone."""
     model, shape, W, x, y = problem("small", device)

@@ -11,6 +11,7 @@ from fedman import kernels
 from fedman.algorithms import ALGORITHMS
 from fedman.batches import Samples
 from fedman.engine import Engine, Training
+from fedman.man import mean_square, mean_square_and_variance
 from fedman.models import ConvNet
 from fedman.stacked import Stacked
 
@@ -67,3 +68,28 @@ def test_without_logits_and_without_man(device, monkeypatch):
     for plain, fast in zip(moves[:2], moves[2:], strict=True):
         assert (plain - fast).norm() / plain.norm() < 1e-3
     assert (moves[0] - moves[1]).norm() / moves[0].norm() > 1e-2
+
+
+def test_measures_of_chosen_layers(device, monkeypatch):
+    """The authors' Tiny-ImageNet term in small: a layer left out, the variance of another added, no logits."""
+    layers = {"relus.0": mean_square, "relus.2": mean_square_and_variance}
+    results = []
+    for accelerated in (False, True):
+        built = machine("fedavg", device, accelerated, monkeypatch)
+        built.stacked = Stacked(built.stacked._arguments[0], output=False, layers=layers)
+        built.stacked.accelerate(device, "fp32", (3, 8, 8))
+        assert (built.stacked.kernels is not None) == accelerated
+        state = built.start()
+        outcome = built.round(state, [0, 2])
+        results.append((state.server["w"] - built.start().server["w"], outcome.man))
+    (plain, terms), (fast, fast_terms) = results
+    assert (plain - fast).norm() / plain.norm() < 1e-3
+    assert list(fast_terms) == list(terms) == list(layers)
+    assert fast_terms == pytest.approx(terms, rel=1e-3)
+
+
+def test_a_measure_of_ones_own_is_left_to_the_plain_module(device, monkeypatch):
+    built = machine("fedavg", device, True, monkeypatch)
+    stacked = Stacked(built.stacked._arguments[0], layers={"relus.0": lambda a: a.flatten(1).abs().mean(1)})
+    stacked.accelerate(device, "fp32", (3, 8, 8))
+    assert stacked.kernels is None

@@ -100,41 +100,50 @@ def _conv(
     KS: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels of one map row (of several samples) by BO channels.
+    """A tile of pairs of neighbours in one map row (of several samples) by BO channels.
 
-    Tiles keep to one row so that taps above and below the image are not computed, which for the input gradient
-    of an unpadded 5×5 conv (PAD is then 4) saves 29 % of the work.
+    The kernel is bound by what it reads from the cache: a pair, left and right, shares k + 1 columns of pixels where
+    two outputs alone would read 2k. Tiles keep to one row so that taps above and below the image are not computed,
+    which for the input gradient of an unpadded 5×5 conv (PAD is then 4) saves 29 % of the work.
     """
-    TILES = tl.cdiv(B * OW, BM)
+    PAIRS: tl.constexpr = (OW + 1) // 2
+    TILES = tl.cdiv(B * PAIRS, BM)
     tile, oh = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     s = tl.program_id(2).to(tl.int64)
     n = tile * BM + tl.arange(0, BM)
-    b, ow = n // OW, n % OW
-    ok = n < B * OW
+    b, ow = n // PAIRS, n % PAIRS * 2
+    ok = n < B * PAIRS
     x += s * B * (H * W * C)
     w += s * (C * O * KS * KS)
     start = ((b * H + oh - PAD) * W + ow - PAD) * C
-    acc = tl.zeros((BM, BO), tl.float32)
-    STEPS: tl.constexpr = KS * (C // BC)
+    left = tl.zeros((BM, BO), tl.float32)
+    right = tl.zeros((BM, BO), tl.float32)
+    STEPS: tl.constexpr = C // BC
     for step in range(tl.maximum(PAD - oh, 0) * STEPS, tl.minimum(H + PAD - oh, KS) * STEPS):
-        tap = step // (C // BC)
-        c = step % (C // BC) * BC + tl.arange(0, BC)
-        kh, kw = tap // KS, tap % KS
-        mask = ok
-        if PAD > 0:
-            mask = ok & (ow + kw >= PAD) & (ow + kw < W + PAD)
-        at = (start + (kh * W + kw) * C)[:, None] + c[None, :]
-        a = tl.load(x + at, mask=mask[:, None], other=0.0)
-        if TRANSPOSED:
-            weight = tl.load(w + c[:, None] * (O * KS * KS) + (KS * KS - 1 - tap) * O + o[None, :])
-        else:
-            weight = tl.trans(tl.load(w + o[:, None] * (C * KS * KS) + tap * C + c[None, :]))
-        acc = dot(a, weight, acc, PRECISION)
+        kh = step // STEPS
+        c = step % STEPS * BC + tl.arange(0, BC)
+        for column in tl.static_range(KS + 1):
+            mask = ok
+            if PAD > 0 or OW % 2 == 1:
+                mask = ok & (ow + column >= PAD) & (ow + column < W + PAD)
+            a = tl.load(x + (start + (kh * W + column) * C)[:, None] + c[None, :], mask=mask[:, None], other=0.0)
+            if column > 0:  # the weights of the tap before
+                right = dot(a, weight, right, PRECISION)  # type: ignore[has-type]  # noqa: F821
+            if column < KS:
+                tap = kh * KS + column
+                if TRANSPOSED:
+                    weight = tl.load(w + c[:, None] * (O * KS * KS) + (KS * KS - 1 - tap) * O + o[None, :])
+                else:
+                    weight = tl.trans(tl.load(w + o[:, None] * (C * KS * KS) + tap * C + c[None, :]))
+                left = dot(a, weight, left, PRECISION)
     if not TRANSPOSED:
-        acc += tl.load(bias + s * P + o)[None, :]
+        value = tl.load(bias + s * P + o)[None, :]
+        left += value
+        right += value
     at = (s * B + b[:, None]) * (OH * OW * O) + (oh * OW + ow)[:, None] * O + o[None, :]
-    tl.store(out + at, acc, mask=ok[:, None])
+    tl.store(out + at, left, mask=ok[:, None])
+    tl.store(out + at + O, right, mask=(ok & (ow + 1 < OW))[:, None])
 
 
 def _conv_options(transposed: bool, precision: str) -> Launch:
@@ -152,7 +161,7 @@ def _launch_conv(
     options = dict(options or _conv_options(transposed, precision))
     options["BC"] = min(options["BC"], channels)
     options["BO"] = min(options["BO"], o)
-    grid = (triton.cdiv(batch * ow, options["BM"]) * oh, o // options["BO"], clients)
+    grid = (triton.cdiv(batch * ((ow + 1) // 2), options["BM"]) * oh, o // options["BO"], clients)
     _conv[grid](
         x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, kernel, padding, transposed,
         PRECISION=precision, **options,
@@ -178,63 +187,65 @@ def _weight_gradient(
     x, dz, part, B, STEPS,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAD: tl.constexpr,  # noqa: E741
     OH: tl.constexpr, OW: tl.constexpr,
-    BK: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BO output channels by BN (tap, channel) pairs, summed over a fixed range of pixels."""
-    BLOCKS: tl.constexpr = (KS * KS * C + BN - 1) // BN
-    j = tl.program_id(0) % BLOCKS * BN + tl.arange(0, BN)
-    o = tl.program_id(0) // BLOCKS * BO + tl.arange(0, BO)
+    """One row of taps of BO output by BC input channels, summed over a fixed range of pairs of pixels.
+
+    The two of a pair meet the same k + 1 columns of inputs: the left at taps 0..k−1, the right one column on.
+    """
+    PAIRS: tl.constexpr = (OW + 1) // 2
+    BLOCKS: tl.constexpr = C // BC
+    kh, block = tl.program_id(0) % KS, tl.program_id(0) // KS
+    c = block % BLOCKS * BC + tl.arange(0, BC)
+    o = block // BLOCKS * BO + tl.arange(0, BO)
     split, s = tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += s * B * (H * W * C)
     dz += s * B * (OH * OW * O)
-    inside = j < KS * KS * C
-    tap = tl.where(inside, j // C, 0)  # columns beyond the last repeat the first and are not stored
-    kh, kw = tap // KS, tap % KS
-    offset = ((kh - PAD) * W + kw - PAD) * C + j % C
-    acc = tl.zeros((BO, BN), tl.float32)
+    taps = (tl.zeros((BO, BC), tl.float32),) * KS
     for step in range(split * STEPS, (split + 1) * STEPS):
         n = step * BK + tl.arange(0, BK)
-        ok = n < B * (OH * OW)
-        g = tl.load(dz + n[:, None] * O + o[None, :], mask=ok[:, None], other=0.0)
-        n = tl.minimum(n, B * (OH * OW) - 1)  # a finite value of this client to go with g = 0
-        b = n // (OH * OW)
-        row = n // OW - b * OH
-        start = (n + b * (H * W - OH * OW) + row * (W - OW)) * C  # of pixel (b, row, column) in x
+        line, ow = n // PAIRS, n % PAIRS * 2
+        b, row = line // OH, line % OH + kh - PAD
+        ok = line < B * OH
+        at = (line * OW + ow)[:, None] * O + o[None, :]
+        left = tl.trans(tl.load(dz + at, mask=ok[:, None], other=0.0))
+        right = tl.trans(tl.load(dz + at + O, mask=(ok & (ow + 1 < OW))[:, None], other=0.0))
         if PAD > 0:
-            h = row[:, None] + (kh - PAD)[None, :]
-            w = (n % OW)[:, None] + (kw - PAD)[None, :]
-            mask = (h >= 0) & (h < H) & (w >= 0) & (w < W)
-            a = tl.load(x + start[:, None] + offset[None, :], mask=mask, other=0.0)
-        else:
-            a = tl.load(x + start[:, None] + offset[None, :])
-        acc = dot(tl.trans(g), a, acc, PRECISION)
+            ok = ok & (row >= 0) & (row < H)
+        start = ((b * H + row) * W + ow - PAD) * C
+        for column in tl.static_range(KS + 1):
+            mask = ok
+            if PAD > 0 or OW % 2 == 1:
+                mask = ok & (ow + column >= PAD) & (ow + column < W + PAD)
+            a = tl.load(x + (start + column * C)[:, None] + c[None, :], mask=mask[:, None], other=0.0)
+            if column < KS:
+                taps = taps[:column] + (dot(left, a, taps[column], PRECISION),) + taps[column + 1 :]  # noqa: RUF005
+            if column > 0:
+                taps = taps[: column - 1] + (dot(right, a, taps[column - 1], PRECISION),) + taps[column:]  # noqa: RUF005
     part += (s * tl.num_programs(1) + split) * (O * KS * KS * C)
-    tl.store(part + o[:, None] * (KS * KS * C) + j[None, :], acc, mask=inside[None, :])
+    at = o[:, None] * (KS * KS * C) + kh * (KS * C) + c[None, :]
+    for kw in tl.static_range(KS):
+        tl.store(part + at + kw * C, taps[kw])
 
 
-def _weight_options(stage: Stage, clients: int, pixels: int, precision: str) -> Launch:
-    """As many ranges of pixels as give the GPU some 260 programs, two for each multiprocessor of an H200."""
-    wide = precision == "bf16"
-    options = {
-        "BK": 64 if wide else 32,
-        "BN": 128 if wide else 64,
-        "BO": 64,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
-    blocks = clients * triton.cdiv(stage.kernel**2 * stage.channels, options["BN"])
-    return options | {"SPLITS": max(1, min(32, 260 // blocks, pixels // options["BK"]))}
+def _weight_options(stage: Stage, clients: int, pairs: int, precision: str) -> Launch:
+    """As many ranges of pairs as give the GPU some 520 programs, four for each multiprocessor of an H200."""
+    options = {"BK": 64 if precision == "bf16" else 16, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 2}
+    blocks = clients * stage.kernel * triton.cdiv(stage.channels, options["BC"]) * triton.cdiv(stage.out, options["BO"])
+    return options | {"SPLITS": max(1, min(32, 520 // blocks, pairs // options["BK"]))}
 
 
 def weight_gradient(stage: Stage, x: Tensor, dz: Tensor, precision: str, options: Launch | None = None) -> Tensor:
     """Partial sums [S, splits, O, k·k·C] of the weight gradient, each over a range of pixels."""
     clients, batch, oh, ow, _ = dz.shape
-    options = dict(options or _weight_options(stage, clients, batch * oh * ow, precision))
+    pairs = batch * oh * ((ow + 1) // 2)
+    options = dict(options or _weight_options(stage, clients, pairs, precision))
     options["BO"] = min(options["BO"], stage.out)
+    options["BC"] = min(options["BC"], stage.channels)
     splits = options.pop("SPLITS")
-    size = stage.kernel**2 * stage.channels
-    steps = triton.cdiv(triton.cdiv(batch * oh * ow, options["BK"]), splits)
-    part = torch.empty(clients, splits, stage.out, size, device=x.device)
-    grid = (triton.cdiv(size, options["BN"]) * (stage.out // options["BO"]), splits, clients)
+    steps = triton.cdiv(triton.cdiv(pairs, options["BK"]), splits)
+    part = torch.empty(clients, splits, stage.out, stage.kernel**2 * stage.channels, device=x.device)
+    blocks = stage.channels // options["BC"] * (stage.out // options["BO"])
+    grid = (stage.kernel * blocks, splits, clients)
     _weight_gradient[grid](x, dz, part, batch, steps, **stage.constants, PRECISION=precision, **options)
     return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,19 +20,22 @@ class StackedConvNet:
     """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
 
     `precision` is that of the products: "bf16", "tf32" or "fp32". Sums, statistics, parameters and
-    gradients are fp32 throughout; activations are stored in bf16 or fp32 accordingly.
+    gradients are fp32 throughout; activations are stored in bf16 or fp32 accordingly. The MAN terms of the layers
+    `varied` (hidden linear ones) hold the variance over the batch too (`man.mean_square_and_variance`).
 
     >>> net = StackedConvNet(cifar_cnn((3, 32, 32), 100), (3, 32, 32), "bf16")
     >>> ce, man = net.losses(W, x, y)            # [S], [S, 5]; x [S, B, 32, 32, 3], y [S, B]
     >>> (grad,) = torch.autograd.grad((ce + zeta * man.sum(1)).sum(), W)
     """
 
-    def __init__(self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16") -> None:
+    def __init__(
+        self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16", varied: Sequence[int] = ()
+    ) -> None:
         if precision not in STORAGE:
             raise UserError(f"precision: {precision!r} is not one of {', '.join(STORAGE)}")
-        if not self.supports(model, shape):
+        if not self.supports(model, shape, varied):
             raise UserError(f"model: the stacked kernels do not serve this {type(model).__name__}")
-        self.precision = precision
+        self.precision, self.varied = precision, varied
         self.dtype = STORAGE[precision]
         self.offsets: dict[str, int] = {}
         self.size = 0
@@ -56,10 +60,12 @@ class StackedConvNet:
         self.layers = len(self.stages) + len(self.widths)
 
     @staticmethod
-    def supports(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    def supports(model: nn.Module, shape: tuple[int, ...], varied: Sequence[int] = ()) -> bool:
         """Whether the kernels serve `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
         convs have 16, 32, 64 or 128 outputs; GroupNorm in a power of two of groups, its first map of even width."""
         if not isinstance(model, ConvNet) or len(shape) != 3 or not len(model.convs):
+            return False
+        if any(layer not in range(len(model.convs), len(model.relus)) for layer in varied):
             return False
         convs = cast("list[nn.Conv2d]", list(model.convs))
         kernel = convs[0].kernel_size[0]
@@ -149,7 +155,10 @@ class StackedConvNet:
             rows, man = self._rows(W, f"linears.{i}.weight"), partial[:, len(self.stages) + i]
             a = linear.forward(a, rows, width, i < len(self.widths) - 1, share, man, self.precision)
         kept.inputs.append(a)
-        return *head.forward(a, y, share, partial, parts), kept
+        ce, man = head.forward(a, y, share, partial, parts)
+        for layer in self.varied:
+            man[:, layer] += kept.inputs[layer - len(self.stages) + 1].float().var(1).mean(1)
+        return ce, man, kept
 
     def _stage_forward(self, i: int, x: Tensor, kept: _Kept, man: Tensor) -> Tensor:
         """The pooled output of stage i."""
@@ -179,6 +188,8 @@ class StackedConvNet:
                 linear.weight_gradient(d, a, self._rows(dW, name), precision)
             term = dman[:, convs + i - 1] if i else None
             d = linear.input_gradient(d, self._rows(W, name), a, term, share, precision)
+            if convs + i - 1 in self.varied:
+                d += _variance_gradient(a, dman[:, convs + i - 1])
         for i in reversed(range(convs)):
             d = self._stage_backward(i, d, kept, dman[:, i], dW, aside)
         aside.join()
@@ -204,6 +215,15 @@ class StackedConvNet:
             with aside.work(npart):
                 torch.sum(npart.flatten(2), 1, out=self._rows(dW, f"norms.{i}.weight")[:, : 2 * stage.out])
         return d
+
+
+def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
+    """What the mean over features of Var_b(a), a = relu(z) [S, B, n], adds to dF/dz: 2·dman/(n·(B − 1))·(a − mean_b a)
+    where a > 0."""
+    _, batch, n = a.shape
+    v = a.float()
+    d = (2.0 / (n * (batch - 1)) * dman)[:, None, None] * (v - v.mean(1, keepdim=True))
+    return torch.where(a > 0, d, 0.0).to(a.dtype)
 
 
 @dataclass

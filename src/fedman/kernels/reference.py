@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,8 +52,13 @@ def clip_update(w: Tensor, g: Tensor, lr: Tensor, clip: float, decay: float) -> 
     return w - lr.reshape(-1, 1) * (g * factor + decay * w)
 
 
-def losses(model: ConvNet, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Cross-entropy [S] and MAN terms [S, L] of `model` itself, one client after the other."""
+def losses(
+    model: ConvNet, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, varied: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy [S] and MAN terms [S, L] of `model` itself, one client after the other.
+
+    The terms of the layers `varied` hold the variance of a feature over the batch, averaged over features, too.
+    """
     share = torch.ones(y.shape, dtype=W.dtype, device=W.device) if weight is None else weight.to(W.dtype)
     share = share / share.sum(1, keepdim=True)
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -65,7 +72,10 @@ def losses(model: ConvNet, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | Non
             taps.clear()
             logits = functional_call(model, parameters, (images.movedim(-1, 1),))
             ce.append(cross_entropy(logits[None], labels[None], part[None])[0])
-            man.append(torch.stack([mean_squares(a[None], part[None])[0] for a in (*taps, logits)]))
+            terms = [mean_squares(a[None], part[None])[0] for a in (*taps, logits)]
+            for layer in varied:
+                terms[layer] = terms[layer] + taps[layer].var(0).mean()
+            man.append(torch.stack(terms))
     finally:
         for hook in hooks:
             hook.remove()
