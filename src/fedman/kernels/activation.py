@@ -18,10 +18,11 @@ from fedman.kernels.tiles import (
     activation_gradient,
     affine,
     incoming,
-    keep_max,
+    marked,
     pooled_at,
     pooled_place,
     pooled_value,
+    quarters,
     relu,
     window,
 )
@@ -80,9 +81,9 @@ def _forward(
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            a = tl.where(ok, relu(affine(v, scale, shift, NORM)), 0.0)
+            a = tl.where(ok, relu(affine(v, scale[None, :], shift[None, :], NORM)), 0.0)
             squares += a * a
-            best = keep_max(a, best, q)
+            best = tl.maximum(best, marked(a, 3 - q))
         value += part * squares
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
         tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
@@ -125,10 +126,12 @@ def _backward(
         for start in range(0, CHUNK, BM):
             n = first + start + tl.arange(0, BM)
             g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+            places = quarters(g)
             for q in tl.static_range(4):
                 at, ok = _at(n, q, end, c, OH, OW, O)
                 v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-                dy = tl.where(ok, activation_gradient(affine(v, scale, shift, NORM), g, q, coef), 0.0)
+                y = affine(v, scale[None, :], shift[None, :], NORM)
+                dy = tl.where(ok, activation_gradient(y, places[q], coef[:, None]), 0.0)
                 sum_dy += dy
                 sum_dyz += dy * (v - mean)
         dbeta = tl.sum(sum_dy, 0)
@@ -141,10 +144,12 @@ def _backward(
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
         g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+        places = quarters(g)
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
             v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            d = activation_gradient(affine(v, scale, shift, NORM), g, q, coef)
+            y = affine(v, scale[None, :], shift[None, :], NORM)
+            d = activation_gradient(y, places[q], coef[:, None])
             if NORM:
                 d = d * scale[None, :] - constant - v * slope
             bias += tl.where(ok, d, 0.0)
@@ -155,7 +160,8 @@ def _backward(
 def launch(stage: Stage, backward: bool) -> Launch:
     """Windows a tile, windows and channels a program, warps."""
     if stage.groups:
-        return {"BM": 64, "CHUNK": stage.windows, "BO": stage.out // stage.groups, "num_warps": 4}
+        tile = min(128, triton.next_power_of_2(stage.windows))
+        return {"BM": tile, "CHUNK": stage.windows, "BO": stage.out // stage.groups, "num_warps": max(4, tile // 16)}
     tile = 8 if backward else 32
     return {"BM": tile, "CHUNK": tile, "BO": stage.out, "num_warps": 2 if backward else 4}
 

@@ -97,59 +97,57 @@ def unpack(part: Tensor, out: Tensor, stage: Stage, channels: int) -> None:
 def _conv(
     x, w, bias, out, B, P,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
-    KS: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr,
+    KS: tl.constexpr, PAD: tl.constexpr, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pairs of neighbours in one map row (of several samples) by BO channels.
+    """BO channels by a tile of pixels, of one client.
 
-    The kernel is bound by what it reads from the cache: a pair, left and right, shares k + 1 columns of pixels where
-    two outputs alone would read 2k. Tiles keep to one row so that taps above and below the image are not computed,
-    which for the input gradient of an unpadded 5×5 conv (PAD is then 4) saves 29 % of the work.
+    With ROWS a tile keeps to one map row (of several samples), so that taps above and below the image are not
+    computed: for the input gradient of an unpadded 5×5 conv (PAD is then 4) that saves 29 % of the work. Channels are
+    the rows of the product and pixels its columns: 64 rows are all that one instruction takes, of columns it takes up
+    to 256, and the more it takes, the less of its operands it reads again.
     """
-    PAIRS: tl.constexpr = (OW + 1) // 2
-    TILES = tl.cdiv(B * PAIRS, BM)
-    tile, oh = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     s = tl.program_id(2).to(tl.int64)
-    n = tile * BM + tl.arange(0, BM)
-    b, ow = n // PAIRS, n % PAIRS * 2
-    ok = n < B * PAIRS
     x += s * B * (H * W * C)
     w += s * (C * O * KS * KS)
-    start = ((b * H + oh - PAD) * W + ow - PAD) * C
-    left = tl.zeros((BM, BO), tl.float32)
-    right = tl.zeros((BM, BO), tl.float32)
     STEPS: tl.constexpr = C // BC
-    for step in range(tl.maximum(PAD - oh, 0) * STEPS, tl.minimum(H + PAD - oh, KS) * STEPS):
-        kh = step // STEPS
+    if ROWS:
+        TILES = tl.cdiv(B * OW, BM)
+        n = tl.program_id(0) % TILES * BM + tl.arange(0, BM)
+        row = tl.program_id(0) // TILES
+        b, column, ok = n // OW, n % OW, n < B * OW
+        first, last = tl.maximum(PAD - row, 0), tl.minimum(H + PAD - row, KS)
+    else:
+        n = tl.program_id(0) * BM + tl.arange(0, BM)
+        b, row, column, ok = n // (OH * OW), n // OW % OH, n % OW, n < B * OH * OW
+        first, last = 0, KS
+    start = ((b * H + row - PAD) * W + column - PAD) * C
+    acc = tl.zeros((BO, BM), tl.float32)
+    for step in range(first * KS * STEPS, last * KS * STEPS):
+        tap = step // STEPS
         c = step % STEPS * BC + tl.arange(0, BC)
-        for column in tl.static_range(KS + 1):
-            mask = ok
-            if PAD > 0 or OW % 2 == 1:
-                mask = ok & (ow + column >= PAD) & (ow + column < W + PAD)
-            a = tl.load(x + (start + (kh * W + column) * C)[:, None] + c[None, :], mask=mask[:, None], other=0.0)
-            if column > 0:  # the weights of the tap before
-                right = dot(a, weight, right, PRECISION)  # type: ignore[has-type]  # noqa: F821
-            if column < KS:
-                tap = kh * KS + column
-                if TRANSPOSED:
-                    weight = tl.load(w + c[:, None] * (O * KS * KS) + (KS * KS - 1 - tap) * O + o[None, :])
-                else:
-                    weight = tl.trans(tl.load(w + o[:, None] * (C * KS * KS) + tap * C + c[None, :]))
-                left = dot(a, weight, left, PRECISION)
+        kh, kw = tap // KS, tap % KS
+        mask = ok
+        if PAD > 0:
+            mask = ok & (column + kw >= PAD) & (column + kw < W + PAD)
+        if PAD > 0 and not ROWS:
+            mask = mask & (row + kh >= PAD) & (row + kh < H + PAD)
+        a = tl.load(x + (start + (kh * W + kw) * C)[:, None] + c[None, :], mask=mask[:, None], other=0.0)
+        if TRANSPOSED:
+            weight = tl.trans(tl.load(w + c[:, None] * (O * KS * KS) + (KS * KS - 1 - tap) * O + o[None, :]))
+        else:
+            weight = tl.load(w + o[:, None] * (C * KS * KS) + tap * C + c[None, :])
+        acc = dot(weight, tl.trans(a), acc, PRECISION)
     if not TRANSPOSED:
-        value = tl.load(bias + s * P + o)[None, :]
-        left += value
-        right += value
-    at = (s * B + b[:, None]) * (OH * OW * O) + (oh * OW + ow)[:, None] * O + o[None, :]
-    tl.store(out + at, left, mask=ok[:, None])
-    tl.store(out + at + O, right, mask=(ok & (ow + 1 < OW))[:, None])
+        acc += tl.load(bias + s * P + o)[:, None]
+    at = (s * B + b[:, None]) * (OH * OW * O) + (row * OW + column)[:, None] * O + o[None, :]
+    tl.store(out + at, tl.trans(acc), mask=ok[:, None])
 
 
-def _conv_options(transposed: bool, precision: str) -> Launch:
-    if precision == "bf16":
-        return {"BM": 128, "BC": 64, "BO": 64, "num_warps": 4 if transposed else 8, "num_stages": 3}
-    return {"BM": 128, "BC": 32, "BO": 64, "num_warps": 8, "num_stages": 3}
+def _conv_options(precision: str) -> Launch:
+    wide = precision == "bf16"
+    return {"BM": 128, "BC": 64 if wide else 32, "BO": 64, "num_warps": 4 if wide else 8, "num_stages": 3}
 
 
 def _launch_conv(
@@ -158,12 +156,13 @@ def _launch_conv(
 ) -> Tensor:  # fmt: skip
     clients, batch, height, width, channels = x.shape
     _, _, oh, ow, o = out.shape
-    options = dict(options or _conv_options(transposed, precision))
+    options = dict(options or _conv_options(precision))
     options["BC"] = min(options["BC"], channels)
     options["BO"] = min(options["BO"], o)
-    grid = (triton.cdiv(batch * ((ow + 1) // 2), options["BM"]) * oh, o // options["BO"], clients)
-    _conv[grid](
-        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, kernel, padding, transposed,
+    rows = padding > 1
+    tiles = oh * triton.cdiv(batch * ow, options["BM"]) if rows else triton.cdiv(batch * oh * ow, options["BM"])
+    _conv[(tiles, o // options["BO"], clients)](
+        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, kernel, padding, transposed, rows,
         PRECISION=precision, **options,
     )  # fmt: skip
     return out
@@ -229,10 +228,13 @@ def _weight_gradient(
 
 
 def _weight_options(stage: Stage, clients: int, pairs: int, precision: str) -> Launch:
-    """As many ranges of pairs as give the GPU some 520 programs, four for each multiprocessor of an H200."""
-    options = {"BK": 64 if precision == "bf16" else 16, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 2}
+    """As many ranges of pairs as fill an H200, two programs of many taps or three on each multiprocessor, with few
+    left over for a last, half empty turn."""
+    options = {"BK": 32 if precision == "bf16" else 16, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
     blocks = clients * stage.kernel * triton.cdiv(stage.channels, options["BC"]) * triton.cdiv(stage.out, options["BO"])
-    return options | {"SPLITS": max(1, min(32, 520 // blocks, pairs // options["BK"]))}
+    room = 132 * (3 if stage.kernel <= 3 else 2)
+    possible = range(1, max(1, min(16, pairs // options["BK"])) + 1)
+    return options | {"SPLITS": min(possible, key=lambda n: triton.cdiv(blocks * n, room) / n * (1 + 0.02 * n))}
 
 
 def weight_gradient(stage: Stage, x: Tensor, dz: Tensor, precision: str, options: Launch | None = None) -> Tensor:

@@ -26,9 +26,10 @@ from fedman.kernels.stage import Launch, Stage
 from fedman.kernels.tiles import (
     activation_gradient,
     affine,
+    apart,
     dot,
     incoming,
-    keep_max,
+    marked,
     pooled_at,
     pooled_place,
     pooled_value,
@@ -88,16 +89,34 @@ def patches(
 
 
 @triton.jit
-def pair_columns(block, BO: tl.constexpr):
-    """Columns of a tile of pairs: BO channels of the left output, then of the right (qw 0, 1)."""
+def pair_rows(block, BO: tl.constexpr):
+    """Rows of a tile of pairs: side (0 left, 1 right) and channel.
+
+    Left and right take turns by eight channels: a thread then holds both outputs of a channel, and the whole window.
+    """
     j = tl.arange(0, 2 * BO)
-    return j // BO, block * BO + j % BO
+    return j // 8 % 2, block * BO + j // 16 * 8 + j % 8
 
 
 @triton.jit
-def pair_weights(w, s, qw, o, O: tl.constexpr, KP: tl.constexpr):  # noqa: E741
-    """Packed weights [KP, columns]."""
-    return tl.trans(tl.load(w + ((s * 2 + qw) * O + o)[:, None] * KP + tl.arange(0, KP)[None, :]))
+def pair_weights(w, s, side, o, O: tl.constexpr, KP: tl.constexpr):  # noqa: E741
+    """Packed weights [rows, KP]."""
+    return tl.load(w + ((s * 2 + side) * O + o)[:, None] * KP + tl.arange(0, KP)[None, :])
+
+
+@triton.jit
+def of_windows(rows, BO: tl.constexpr, BM: tl.constexpr):
+    """The larger of left and right: marked rows [2·BO, BM] to windows [BM, BO]."""
+    sides = tl.reshape(rows, (BO // 8, 2, 8, BM)) | (1 - tl.arange(0, 2))[None, :, None, None]
+    return tl.trans(tl.reshape(tl.max(sides, 1), (BO, BM)))
+
+
+@triton.jit
+def of_rows(windows, side, BO: tl.constexpr, BM: tl.constexpr):
+    """Gradients with places [BM, BO] to rows [2·BO, BM]: each on the side where its maximum was."""
+    channels = tl.reshape(tl.trans(windows), (BO // 8, 1, 8, BM))
+    rows = tl.reshape(tl.broadcast_to(channels, (BO // 8, 2, 8, BM)), (2 * BO, BM))
+    return tl.where(((rows ^ side[:, None]) & 1) == 0, rows, 0)
 
 
 @triton.jit
@@ -114,9 +133,9 @@ def _forward(
     pooled += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
     c = block * BO + tl.arange(0, BO)
-    qw, o = pair_columns(block, BO)
-    weight = pair_weights(w, s, qw, o, O, KP)
-    zero = tl.zeros((BM, 2 * BO), tl.float32)
+    side, o = pair_rows(block, BO)
+    weight = pair_weights(w, s, side, o, O, KP)
+    zero = tl.zeros((2 * BO, BM), tl.float32)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
     scale = tl.full((2 * BO,), 1.0, tl.float32)
@@ -125,27 +144,30 @@ def _forward(
         stats += (s * B + chunk) * (4 * O)
         scale = tl.load(stats + 2 * O + o)
         shift = tl.load(stats + 3 * O + o)
-    value = tl.zeros((BM, 2 * BO), tl.float32)
+    value = tl.zeros((2 * BO, BM), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
-        best = tl.zeros((BM, 2 * BO), tl.int32)
-        squares = tl.zeros((BM, 2 * BO), tl.float32)
+        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[None, :]
+        squares = tl.zeros((2 * BO, BM), tl.float32)
+        best = tl.zeros((2 * BO, BM), tl.int32)
         for qh in tl.static_range(2):
             patch, column, ok = patches(x, n, qh, end, H, W, C, KS, OH, OW, KP)
-            a = relu(affine(dot(patch, weight, zero, PRECISION), scale, shift, NORM))
+            z = dot(weight, tl.trans(patch), zero, PRECISION)
+            a = relu(affine(z, scale[:, None], shift[:, None], NORM))
             if OW % 2 == 1:
-                a = tl.where(column[:, None] + qw[None, :] < OW, a, 0.0)
-            if NORM:
-                a = tl.where(ok[:, None], a, 0.0)
+                a = tl.where(column[None, :] + side[:, None] < OW, a, 0.0)
+            if NORM and (OH % 2 == 1 or CHUNK % BM > 0):
+                a = tl.where(ok[None, :], a, 0.0)
             squares += a * a
-            best = keep_max(a, best, (2 * qh + qw)[None, :])
-        value += part * squares
-        top = tl.max(tl.reshape(best, (BM, 2, BO)), 1)
+            best = marked(a, 2) if qh == 0 else tl.maximum(best, marked(a, 0))
+        value += squares if NORM else part * squares  # with GroupNorm the chunk is one sample
+        top = of_windows(best, BO, BM)
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
         tl.store(pooled + at, pooled_value(top), mask=((n < end) & complete)[:, None])
         tl.store(arg + n[:, None] * O + c[None, :], pooled_place(top), mask=(n < end)[:, None])
     total = tl.sum(tl.sum(value, 1), 0) / (OH * OW * O)
+    if NORM:
+        total *= tl.load(share + s * B + chunk)
     tl.store(man + s * man_stride + chunk * tl.num_programs(1) + block, total)
 
 
@@ -163,9 +185,10 @@ def _backward(
     share += s * B
     grad += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    qw, o = pair_columns(block, BO)
-    weight = pair_weights(w, s, qw, o, O, KP)
-    zero = tl.zeros((BM, 2 * BO), tl.float32)
+    c = block * BO + tl.arange(0, BO)
+    side, o = pair_rows(block, BO)
+    weight = pair_weights(w, s, side, o, O, KP)
+    zero = tl.zeros((2 * BO, BM), tl.float32)
     strength = 2.0 * tl.load(dman + s * dman_stride)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
@@ -175,19 +198,20 @@ def _backward(
         stats += (s * B + chunk) * (4 * O)
         scale = tl.load(stats + 2 * O + o)
         shift = tl.load(stats + 3 * O + o)
-    acc = tl.zeros((KP, 2 * BO), tl.float32)
+    acc = tl.zeros((2 * BO, KP), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        g, coef = incoming(grad, arg, share, strength, n, end, o, stride_px, stride_c, OH, OW, O)
+        g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+        halves = apart(of_rows(g, side, BO, BM), 1)
         for qh in tl.static_range(2):
             patch, column, _ = patches(x, n, qh, end, H, W, C, KS, OH, OW, KP)
-            y = affine(dot(patch, weight, zero, PRECISION), scale, shift, NORM)
-            dy = activation_gradient(y, g, (2 * qh + qw)[None, :], coef)
+            y = affine(dot(weight, tl.trans(patch), zero, PRECISION), scale[:, None], shift[:, None], NORM)
+            dy = activation_gradient(y, halves[qh], coef[None, :])
             if OW % 2 == 1:
-                dy = tl.where(column[:, None] + qw[None, :] < OW, dy, 0.0)
-            acc = dot(tl.trans(patch), dy, acc, PRECISION)  # rows that do not exist have patches of zeros
-    pair = (s * tl.num_programs(0) + chunk) * 2 + qw
-    tl.store(part + (pair * O + o)[:, None] * KP + tl.arange(0, KP)[None, :], tl.trans(acc))
+                dy = tl.where(column[None, :] + side[:, None] < OW, dy, 0.0)
+            acc = dot(dy, patch, acc, PRECISION)  # rows that do not exist have patches of zeros
+    pair = (s * tl.num_programs(0) + chunk) * 2 + side
+    tl.store(part + (pair * O + o)[:, None] * KP + tl.arange(0, KP)[None, :], acc)
 
 
 def constants(stage: Stage) -> dict[str, int]:
@@ -196,7 +220,7 @@ def constants(stage: Stage) -> dict[str, int]:
 
 
 TILES = {
-    "bf16": ((64, 32, 4, 1), (64, 32, 4, 2)),
+    "bf16": ((64, 32, 4, 2), (64, 32, 4, 2)),
     "tf32": ((64, 32, 4, 1), (64, 16, 4, 1)),
     "fp32": ((64, 32, 4, 1), (64, 16, 4, 1)),
 }

@@ -60,8 +60,8 @@ def _statistics(
         gram = dot(tl.trans(patch), patch, gram, PRECISION)
     sample = s * B + b
     tl.store(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :], gram)
-    left = pair_weights(w, s, 0, c, O, KP).to(tl.float32)
-    right = pair_weights(w, s, 1, c, O, KP).to(tl.float32)
+    left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
+    right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
     squares = tl.sum(left * _times(gram, left), 0) + tl.sum(right * _times(gram, right), 0)
@@ -85,8 +85,8 @@ def _gradient(
     sample = s * B + b
     stats += sample * (4 * O)
     mean, rstd, scale = tl.load(stats + c), tl.load(stats + O + c), tl.load(stats + 2 * O + c)
-    left = pair_weights(w, s, 0, c, O, KP).to(tl.float32)
-    right = pair_weights(w, s, 1, c, O, KP).to(tl.float32)
+    left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
+    right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
     at = part + sample * (2 * O * KP) + c[None, :] * KP + k[:, None]
     dleft, dright = tl.load(at), tl.load(at + O * KP)
     dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)

@@ -56,13 +56,14 @@ def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: 
 
 
 @triton.jit
-def keep_max(a, best, q):
-    """One step of the pool of values a ≥ 0: the larger as int32, its last two bits replaced by 3 − q.
+def marked(a, mark):
+    """Values a ≥ 0 as int32, their last two bits replaced by `mark`.
 
-    Floats ≥ 0 order like their bits, and NaN comes last, so one maximum keeps value and place; of equal values the
-    first wins, as in PyTorch (flat patches of an image give equal values). `best` starts at 0.
+    Floats ≥ 0 order like their bits, and NaN comes last, so that one maximum keeps value and place: the mark is 3 − q
+    for position q of a window. Of equal values the first wins, as in PyTorch (flat patches of an image give equal
+    values).
     """
-    return tl.maximum(best, (a.to(tl.int32, bitcast=True) & -4) | (3 - q))
+    return (a.to(tl.int32, bitcast=True) & -4) | mark
 
 
 @triton.jit
@@ -81,16 +82,9 @@ def pooled_place(best):
 def affine(z, scale, shift, NORM: tl.constexpr):
     """The normalised map, z·scale + shift by channel; z itself without GroupNorm."""
     if NORM:
-        return z * scale[None, :] + shift[None, :]
+        return z * scale + shift
     else:
         return z
-
-
-@triton.jit
-def activation_gradient(y, g, q, coef):
-    """dF/dy at position q: the pooled gradient where q was the (positive) maximum, and MAN's dense 2ζ/n·relu(y)."""
-    here = g ^ q  # its last two bits are zero if q is the place
-    return tl.where((here & 3) == 0, here.to(tl.float32, bitcast=True), 0.0) + coef * tl.maximum(y, 0.0)
 
 
 @triton.jit
@@ -98,7 +92,7 @@ def incoming(
     grad, arg, share, strength, n, end, c, stride_px, stride_c,
     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
 ):  # fmt: skip
-    """What the backward pass knows of windows n: pooled gradient with place, and MAN's 2ζ·share/n.
+    """What the backward pass knows of windows n: pooled gradient with place [BM, BO], and MAN's 2ζ·share/n [BM].
 
     The place of the maximum is put into the last two bits of the gradient, to save registers.
     """
@@ -108,4 +102,25 @@ def incoming(
     place = tl.load(arg + n[:, None] * O + c[None, :], mask=inside[:, None], other=4).to(tl.int32)
     b = n // (((OH + 1) // 2) * ((OW + 1) // 2))
     coef = strength / (OH * OW * O) * tl.load(share + b, mask=inside, other=0.0)
-    return tl.where(place == 4, 0, (g.to(tl.int32, bitcast=True) & -4) | place), coef[:, None]
+    return tl.where((place == 4) | (g == 0.0), 0, (g.to(tl.int32, bitcast=True) & -4) | place), coef
+
+
+@triton.jit
+def apart(g, bit: tl.constexpr):
+    """Gradients with places, taken apart by a bit of their places: those with 0 there, those with 1 (the rest zero)."""
+    zero = tl.where((g & (1 << bit)) == 0, g, 0)
+    one = g.to(tl.float32, bitcast=True) - zero.to(tl.float32, bitcast=True)
+    return zero, one.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def quarters(g):
+    """The same for the four positions of a window."""
+    top, bottom = apart(g, 1)
+    return apart(top, 0) + apart(bottom, 0)
+
+
+@triton.jit
+def activation_gradient(y, g, coef):
+    """dF/dy: the pooled gradient g where this is the (positive) maximum, and MAN's dense 2ζ/n·relu(y)."""
+    return g.to(tl.float32, bitcast=True) + coef * tl.maximum(y, 0.0)
