@@ -220,7 +220,7 @@ def constants(stage: Stage) -> dict[str, int]:
 
 
 TILES = {
-    "bf16": ((64, 32, 4, 2), (64, 32, 4, 2)),
+    "bf16": ((32, 32, 4, 3), (32, 32, 4, 3)),
     "tf32": ((64, 32, 4, 1), (64, 16, 4, 1)),
     "fp32": ((64, 32, 4, 1), (64, 16, 4, 1)),
 }
@@ -236,7 +236,10 @@ def _options(stage: Stage, tile: tuple[int, int, int, int], chunk: int) -> Launc
 
 
 def forward_options(stage: Stage, precision: str) -> Launch:
-    return _options(stage, TILES[precision][0], 256)
+    tile = TILES[precision][0]
+    if precision == "bf16" and stage.kernel > 3:  # larger patches: all channels at once read them less often
+        tile = (32, 64, 8, 2)
+    return _options(stage, tile, 256)
 
 
 def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> Launch:
