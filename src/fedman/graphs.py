@@ -27,6 +27,7 @@ class Graphs:
     def __init__(self) -> None:
         self._captured: dict[object, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # one for all captures: what is freed on a stream serves that stream alone
 
     def clear(self) -> None:
         """Let go of all graphs and their memory."""
@@ -40,7 +41,7 @@ class Graphs:
         if key not in self._captured:
             several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
             try:
-                self._captured[key] = _Captured(step, inputs, carry, several, self._pool)
+                self._captured[key] = _Captured(step, inputs, carry, several, self._pool, self._stream)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -56,14 +57,15 @@ class Graphs:
 
 
 class _Captured:
-    def __init__(self, step: Step, inputs: Inputs, carry: Tensors, several: int, pool: Any) -> None:
+    def __init__(
+        self, step: Step, inputs: Inputs, carry: Tensors, several: int, pool: Any, stream: torch.cuda.Stream
+    ) -> None:
         self.several = several
         self.inputs = {group: {k: v.clone() for k, v in tensors.items()} for group, tensors in inputs.items()}
         self.carry = {name: v.contiguous().clone() for name, v in carry.items()}
         device = next(iter(self.carry.values())).device
         self.j = torch.zeros(1, dtype=torch.int64, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ class Aside:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _second(device) if device.type == "cuda" else None
         self.held: list[Any] = []
 
     @contextmanager
@@ -34,3 +35,9 @@ class Aside:
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
         self.held.clear()
+
+
+@cache
+def _second(device: torch.device) -> torch.cuda.Stream:
+    """One for all: what is freed on a stream serves that stream alone."""
+    return torch.cuda.Stream(device)
