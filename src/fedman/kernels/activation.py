@@ -67,9 +67,6 @@ def _forward(
         mean = tl.sum(tl.sum(total, 1), 0) / (OH * OW * BO)
         variance = tl.sum(tl.sum(total_squares, 1), 0) / (OH * OW * BO) - mean * mean
         rstd = 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
-        stats += ((s * B + chunk) * blocks + block) * 2
-        tl.store(stats, mean)
-        tl.store(stats + 1, rstd)
         scale = rstd * tl.load(gamma + s * P + c)
         shift = tl.load(beta + s * P + c) - mean * scale
     value = tl.zeros((BM, BO), tl.float32)
@@ -89,6 +86,10 @@ def _forward(
         tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
         tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
     tl.store(man + s * man_stride + chunk * blocks + block, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
+    if NORM:
+        stats += ((s * B + chunk) * blocks + block) * 2
+        tl.store(stats, mean)
+        tl.store(stats + 1, rstd)
 
 
 @triton.jit
@@ -136,8 +137,6 @@ def _backward(
                 sum_dyz += dy * (v - mean)
         dbeta = tl.sum(sum_dy, 0)
         dgamma = tl.sum(sum_dyz, 0) * rstd
-        tl.store(npart + out * (2 * O) + c, dgamma)
-        tl.store(npart + out * (2 * O) + O + c, dbeta)
         slope = rstd * rstd * tl.sum(dgamma * weight, 0) / (OH * OW * BO)
         constant = rstd * tl.sum(dbeta * weight, 0) / (OH * OW * BO) - mean * slope
     bias = tl.zeros((BM, BO), tl.float32)
@@ -155,12 +154,15 @@ def _backward(
             bias += tl.where(ok, d, 0.0)
             tl.store(dz + at, d, mask=ok)
     tl.store(bpart + out * O + c, tl.sum(bias, 0))
+    if NORM:
+        tl.store(npart + out * (2 * O) + c, dgamma)
+        tl.store(npart + out * (2 * O) + O + c, dbeta)
 
 
 def launch(stage: Stage, backward: bool) -> Launch:
     """Windows a tile, windows and channels a program, warps."""
     if stage.groups:
-        tile = min(128, triton.next_power_of_2(stage.windows))
+        tile = min(128 if backward else 256, triton.next_power_of_2(stage.windows))
         return {"BM": tile, "CHUNK": stage.windows, "BO": stage.out // stage.groups, "num_warps": max(4, tile // 16)}
     tile = 8 if backward else 32
     return {"BM": tile, "CHUNK": tile, "BO": stage.out, "num_warps": 2 if backward else 4}

@@ -246,7 +246,7 @@ def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> 
     """Chunks for some 400 programs, three for each multiprocessor of an H200: fewer leave it idle, more write more."""
     tile = TILES[precision][1]
     share = clients * batch * stage.windows * (stage.out // min(tile[1], stage.out)) // 400
-    return _options(stage, tile, min(2048, max(tile[0], triton.next_power_of_2(share))))
+    return _options(stage, tile, min(1024, max(tile[0], triton.next_power_of_2(share))))
 
 
 def _chunks(stage: Stage, batch: int, options: Launch) -> int:

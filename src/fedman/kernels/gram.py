@@ -103,7 +103,8 @@ def _gradient(
     tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right) * slope[None, :])
 
 
-STATISTICS: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
+STATISTICS: Launch = {"BM": 128, "num_warps": 4, "num_stages": 3}
+GRADIENT: Launch = {"num_warps": 4}
 
 
 def statistics(
@@ -133,6 +134,6 @@ def gradient(
     oh, ow = stage.map
     _gradient[(batch, clients)](
         w, norm[0], stats, grams, part, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
-        G=stage.groups, KP=w.shape[-1], num_warps=8,
+        G=stage.groups, KP=w.shape[-1], **GRADIENT,
     )  # fmt: skip
     return npart
