@@ -4,7 +4,7 @@
     python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
     python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
 
-- fedman: `fedman.run`, in this process, in fp32 and in bf16;
+- fedman: `fedman.run`, in this process, in fp32 and in bf16 (its default where the CPU has instructions for it);
 - fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
 - Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
   (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and

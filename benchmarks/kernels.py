@@ -155,10 +155,7 @@ def stage_cases(
         pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
         part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
-        tiles = grid(
-            BM=[64, 128], BO=[16, 32], CHUNK=[chunk] if norm else [256], num_warps=[4, 8], num_stages=[1, 2, 3],
-            maxnreg=[128, None],
-        )  # fmt: skip
+        tiles = grid(BM=[32, 64], BO=[32], CHUNK=[chunk] if norm else [256], num_warps=[4], num_stages=[1, 2, 3])
         back = [t | {"CHUNK": n} for t in tiles for n in ([chunk] if norm else [512, 1024])]
         out += [
             Case(f"{label} stage forward",
@@ -178,20 +175,13 @@ def stage_cases(
         d = torch.randn_like(pooled)
         dz, _, _ = activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides)
         part = conv.weight_gradient(stage, x, dz, precision)
-        tiles = grid(BM=[64, 128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
+        tiles = grid(BM=[128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
         pixel_tiles = (
-            grid(BM=[16, 32, 64, 128], CHUNK=[chunk], BO=[stage.out // stage.groups], num_warps=[1, 2, 4, 8])
+            grid(BM=[32, 64, 128, 256], CHUNK=[chunk], BO=[stage.out // stage.groups], num_warps=[4, 8, 16])
             if norm
             else [t | {"CHUNK": t["BM"]} for t in grid(BM=[8, 16, 32], BO=[stage.out], num_warps=[2, 4])]
         )
-        wide = grid(
-            BK=[64, 128],
-            BN=[128, 256],
-            BO=[64],
-            num_warps=[4, 8],
-            num_stages=[2, 3],
-            SPLITS=[1, 2],
-        )
+        ranges = grid(BK=[32, 64], BC=[64], BO=[64], num_warps=[4], num_stages=[2, 3], SPLITS=[1, 2, 4, 8, 13])
         out += [
             Case(f"{label} forward", lambda o: conv.forward(stage, x, w, bias, precision, o),
                  flops, read + weights + entries * size, tiles),
@@ -201,7 +191,7 @@ def stage_cases(
                  lambda o: activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides, o),
                  0, 2 * entries * size + small, pixel_tiles),
             Case(f"{label} weight gradient", lambda o: conv.weight_gradient(stage, x, dz, precision, o),
-                 flops, read + entries * size, wide),
+                 flops, read + entries * size, ranges),
             Case(f"{label} input gradient", lambda o: conv.input_gradient(stage, dz, w, precision, o),
                  flops, read + weights + entries * size, tiles),
         ]  # fmt: skip

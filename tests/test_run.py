@@ -21,7 +21,7 @@ from fedman.algorithms import ALGORITHMS
 from fedman.assembly import man_layers
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
-from fedman.models import build
+from fedman.models import MLP, build
 from fedman.records import read_rounds
 from fedman.runtime import pick_precision
 from fedman.stacked import Stacked
@@ -36,13 +36,25 @@ def same_run(a, b):
     assert fingerprint(a) == fingerprint(b)
 
 
-@pytest.mark.parametrize(
-    ("device", "has", "picked"), [("cpu", True, "fp32"), ("cuda", True, "bf16"), ("cuda", False, "fp32")]
-)
-def test_the_fastest_precision_that_costs_no_accuracy(device, has, picked, monkeypatch):
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("has", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_fastest_precision_that_costs_no_accuracy(device, has, large, monkeypatch):
+    """A GPU always gains from bf16, a CPU by large models."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has and not including_emulation)
-    assert pick_precision("auto", device) == picked
-    assert pick_precision("fp64", device) == "fp64"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    fast = has and (large or device == "cuda")
+    assert pick_precision("auto", device, large) == ("bf16" if fast else "fp32")
+    assert pick_precision("fp64", device, large) == "fp64"
+
+
+def test_a_large_model_on_a_cpu_runs_in_bf16_where_that_is_fast(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    small = {**SMALL, "rounds": 1}
+    assert fedman.run(**small).summary["precision"] == "fp32"
+    small["model"] = MLP((1, 8, 8), 10, hidden=(512, 64))
+    assert fedman.run(**small).summary["precision"] == "bf16"
+    assert fedman.run(precision="fp32", **small).summary["precision"] == "fp32"
 
 
 @pytest.mark.parametrize("chunk", [1, 100], ids=["threads", "stacked"])

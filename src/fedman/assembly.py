@@ -17,6 +17,7 @@ from fedman.engine import Engine, Training
 from fedman.errors import UserError
 from fedman.man import Measure, mean_square, mean_square_and_variance
 from fedman.models import build
+from fedman.runtime import pick_precision
 from fedman.stacked import Stacked
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def make_engine(
     shared: Samples,
     model: nn.Module | None,
     device: str,
-    precision: str,
     parts: Sequence[np.ndarray] | None = None,
     kind: Callable[..., Engine] = Engine,
 ) -> Engine:
@@ -49,14 +49,15 @@ def make_engine(
     if augment and not shared.images:
         raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
     model = model if model is not None else initial_model(config.model, data, config.seed)
+    stacked = Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant))
     return kind(
-        Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant)),
+        stacked,
         ALGORITHMS[config.algorithm](**config.hyper),
         replace(shared, parts=[torch.as_tensor(p, device=device) for p in parts], augment=augment),
         Training(**{name: getattr(config, name) for name in Training.__dataclass_fields__}),
         chunk=config.chunk,
         device=device,
-        precision=precision,
+        precision=pick_precision(config.precision, device, stacked.large),
     )
 
 

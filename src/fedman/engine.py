@@ -101,7 +101,8 @@ class Engine:
         precision: str = "fp32",
     ) -> None:
         self.stacked, self.algorithm, self.samples, self.training = stacked, algorithm, samples, training
-        self.device, self.dtype = torch.device(device), torch.float64 if precision == "fp64" else torch.float32
+        self.device, self.precision = torch.device(device), precision
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
         stacked.accelerate(self.device, precision, samples.shape if samples.images else ())
         self.fused: Fused | None = None
         if stacked.kernels is not None:
@@ -314,7 +315,7 @@ def default_chunk(stacked: Stacked, device: torch.device) -> int:
     Small models are bound by the cost of a call, not of its arithmetic, and gain from stacking on a CPU too.
     A function of the model alone, so that the bits of a result do not depend on the machine or its load.
     """
-    return 1 if device.type == "cpu" and stacked.size > 50_000 else 1024
+    return 1 if device.type == "cpu" and stacked.large else 1024
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from fedman.runtime import (
     log_round,
     matmul_precision,
     pick_device,
-    pick_precision,
     stop_on_signal,
     tensorboard,
 )
@@ -114,11 +113,10 @@ def run_stacked(
 ) -> list[Result | Diverged]:
     """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
-    precision = pick_precision(configs[0].precision, device)
     with ExitStack() as stack:
-        stack.enter_context(matmul_precision(precision))
         shared = on_device(data, device)
-        engines = [make_engine(config, data, shared, model, device, precision) for config in configs]
+        engines = [make_engine(config, data, shared, model, device) for config in configs]
+        stack.enter_context(matmul_precision(engines[0].precision))
         longest = max(engine.samples.longest for engine in engines)
         for engine in engines:  # of one stack: plans of one shape, one set of graphs, one stop
             engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
@@ -126,7 +124,7 @@ def run_stacked(
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(engines[0].stopping)) if any(folders) else []
         runs = [
-            Run(config, engine, folder, resume, precision, say, warn)
+            Run(config, engine, folder, resume, say, warn)
             for config, engine, folder, say in zip(configs, engines, folders, progress, strict=True)
         ]
         for each in runs:
@@ -144,12 +142,11 @@ class Run:
         engine: Engine,
         folder: RunFolder | None,
         resume: bool,
-        precision: str,
         progress: Progress,
         warn: Callable[[str], object],
     ) -> None:
         self.config, self.engine, self.folder = config, engine, folder
-        self.precision, self.progress = precision, progress
+        self.progress = progress
         self.flat = config.flat()
         self.decisive = {k: v for k, v in self.flat.items() if k not in LOCAL}
         self.state, self.before, self.log = engine.start(), 0.0, None
@@ -227,7 +224,7 @@ class Run:
             "rounds_to_target": rounds_to_target(self.records, self.config.target),
             "seconds": round(self.spent, 3),
             "device": device_name(self.engine.device),
-            "precision": self.precision,
+            "precision": self.engine.precision,
             "version": version(),
             "torch": torch.__version__,
         }

@@ -27,10 +27,13 @@ def pick_device(name: str) -> str:
     return name
 
 
-def pick_precision(name: str, device: str) -> str:
-    """ "auto" is bf16 on a GPU that has it and fp32 elsewhere."""
+def pick_precision(name: str, device: str, large: bool = False) -> str:
+    """ "auto" is bf16 on a GPU that has it, and for a large model on a CPU that has it; fp32 elsewhere."""
     if name == "auto":
-        fast = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        if device == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fast = large and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
         return "bf16" if fast else "fp32"
     if name == "tf32" and device != "cuda":
         raise UserError("precision: tf32 needs a CUDA device; use fp32")

@@ -94,6 +94,11 @@ class Stacked:
         """P, the number of parameters."""
         return sum(self.sizes)
 
+    @property
+    def large(self) -> bool:
+        """Whether its arithmetic counts, and not the cost of its calls."""
+        return self.size > 50_000
+
     def is_weight(self) -> Tensor:
         """`[P]`: True for the entries of tensors whose name contains "weight"."""
         return torch.cat([torch.full((n,), "weight" in name) for name, n in zip(self.names, self.sizes, strict=True)])

@@ -174,7 +174,7 @@ def simulated(clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """θ of the simulator with these clients in every round, by name of parameter."""
     config = resolve(overrides(RUN.split()))
     data = load(*config.source)
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu", "fp32")
+    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu")
     state = engine.start()
     for _ in range(ROUNDS):
         engine.round(state, list(clients))

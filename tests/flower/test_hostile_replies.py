@@ -31,7 +31,7 @@ def honest() -> dict[tuple[int, ...], torch.Tensor]:
     data = load(*CONFIG.source)
     found = {}
     for cohort in ((0, 1, 2), (0, 1, 2, 3)):
-        engine = make_engine(CONFIG, data, on_device(data, "cpu"), None, "cpu", "fp32")
+        engine = make_engine(CONFIG, data, on_device(data, "cpu"), None, "cpu")
         state = engine.start()
         for _ in range(ROUNDS):
             engine.round(state, list(cohort))

@@ -64,7 +64,7 @@ def test_clients_train_on_their_own_files(tmp_path):
     x, y = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
     data = from_arrays(x, y, *rows(30, 9))
     cuts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu", "fp32", cuts)
+    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu", cuts)
     state = engine.start()
     for _ in range(2):
         engine.round(state, [0, 1, 2])

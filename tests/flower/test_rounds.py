@@ -113,7 +113,7 @@ def test_a_client_that_fails_in_one_round_is_left_out_of_it_and_goes_on(algorith
 
 def simulator(config):
     data = load(config.dataset)
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu", "fp32")
+    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu")
     return engine, engine.start()
 
 

@@ -119,7 +119,7 @@ def _rounds(config: Config, data: Dataset) -> Iterator[tuple[int, nn.Module]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = ConvNet(data.shape, data.classes, (3, 4), kernel=3, padding=1, hidden=(8,))
-    engine = make_engine(config, data, on_device(data, "cpu"), model, "cpu", "fp32")
+    engine = make_engine(config, data, on_device(data, "cpu"), model, "cpu")
     state = engine.start()
     for t in range(config.rounds + 1):
         if t % EVERY == 0:

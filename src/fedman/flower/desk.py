@@ -25,7 +25,7 @@ from fedman.flower.memory import Memory, default_root
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
 from fedman.flower.traffic import exchange
 from fedman.local import train
-from fedman.runtime import matmul_precision, pick_device, pick_precision
+from fedman.runtime import matmul_precision, pick_device
 
 if TYPE_CHECKING:
     from fedman.flower.client import Node
@@ -47,7 +47,7 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
     for name in algorithm.client:
         state.memory[name] = (kept[name].to(engine.device) if kept else torch.zeros_like(state.sel))[None]
 
-    with one_thread_each(engine.device), matmul_precision(desk.precision):
+    with one_thread_each(engine.device), matmul_precision(engine.precision):
         job = engine.job(state, [0])
         w, figures = train(job, algorithm, engine.stacked, engine.graphs, engine.stopping)
     leaves, upload = algorithm.finish(w, state.server, job.memory, job.hp)
@@ -69,7 +69,6 @@ class Desk:
     engine: Engine
     parts: list[Tensor]  # of all clients, or of the one with samples of its own
     own: bool
-    precision: str
 
     def seat(self, order: Order) -> None:
         """Make it client k's: its samples, its draws, its size."""
@@ -85,11 +84,10 @@ class Desk:
 def _desk(settings: str, task: str, data: str, data_dir: str, device: str) -> Desk:
     config, wanted = resolve(json.loads(settings)), decode_task(task)
     device = pick_device(device)
-    precision = pick_precision(config.precision, device)
     samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
     parts = [np.arange(len(samples.y_train))] if data else partition.for_config(config, samples)
-    engine = make_engine(config, samples, on_device(samples, device), None, device, precision, parts)
-    return Desk(engine, engine.samples.parts, bool(data), precision)
+    engine = make_engine(config, samples, on_device(samples, device), None, device, parts)
+    return Desk(engine, engine.samples.parts, bool(data))
 
 
 def _own(path: str, task: Task) -> Dataset:

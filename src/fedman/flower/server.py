@@ -36,7 +36,7 @@ from fedman.flower.service import Service, keep
 from fedman.flower.traffic import exchange
 from fedman.local import Job, Stopped
 from fedman.records import LOCAL, RunFolder
-from fedman.runtime import matmul_precision, pick_device, pick_precision, stop_on_signal
+from fedman.runtime import matmul_precision, pick_device, stop_on_signal
 from fedman.sampling import batch_counts
 
 Stopping = tuple[threading.Event, list[int]]
@@ -255,15 +255,14 @@ def serve(
     config = config.model_copy(update={"checkpoint_seconds": 0.0})
     data = data or load(config.dataset, config.data_dir)
     device = pick_device(device)
-    precision = pick_precision(config.precision, device)
     parts = None
     if service.sizes is not None:
         if len(service.sizes) != config.clients:
             raise UserError(f"sizes: has {len(service.sizes)} numbers for {config.clients} clients")
         parts = [np.arange(n) for n in service.sizes]
     with ExitStack() as stack:
-        stack.enter_context(matmul_precision(precision))
-        engine = make_engine(config, data, on_device(data, device), None, device, precision, parts, Remote)
+        engine = make_engine(config, data, on_device(data, device), None, device, parts, Remote)
+        stack.enter_context(matmul_precision(engine.precision))
         assert isinstance(engine, Remote)
         engine.connect(grid, config, data, service)
         folder = stack.enter_context(RunFolder(out))
@@ -276,7 +275,7 @@ def serve(
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
         keep(folder.path, service, resume)
-        run = Run(config, engine, folder, resume, precision, progress, warn)
+        run = Run(config, engine, folder, resume, progress, warn)
         (result,) = drive([run], caught)
     if isinstance(result, Exception):
         raise result
