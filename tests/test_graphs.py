@@ -9,6 +9,7 @@ from fedman import graphs
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     return graphs.Graphs()
 
 
