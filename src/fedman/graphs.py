@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -73,8 +74,11 @@ class _Captured:
             self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
             try:
                 self._record(step)
-            finally:
-                self.graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
+                    self.graph.capture_end()
+                raise
+            self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
 
     def _record(self, step: Step) -> None:

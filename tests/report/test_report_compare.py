@@ -135,8 +135,8 @@ def test_the_words_weigh_both_readings():
         return [text for text in words.about(board([row(80.0, zeta=0, **where)])) if "headers exchanged" in text]
 
     assert said(dataset="cifar10") == [
-        "The Dirichlet cells are 0.19 points from the paper's on average as printed, 0.66 with its two Dirichlet headers "
-        "exchanged; then 0 of 1 are more than a point below."
+        "The Dirichlet cells are 0.19 points from the paper's on average as printed, 0.66 with its two Dirichlet "
+        "headers exchanged; then 0 of 1 are more than a point below."
     ]
     assert not said(dataset="cifar10", partition="iid")
     assert not said()
