@@ -4,7 +4,7 @@
     python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
     python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
 
-- fedman: `fedman.run`, in this process, in fp32 and in bf16 (its default where the CPU has instructions for it);
+- fedman: `fedman.run`, in this process, as it comes (bf16 where the CPU has instructions for it) and in fp32;
 - fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
 - Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
   (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and
@@ -60,7 +60,7 @@ def settings(folder: Path, epochs: int, rounds: int, size: int, zeta: float) -> 
     np.savez(path, x_train=x[100:], y_train=y[100:], x_test=x[:100], y_test=y[:100])
     keys = {"dataset": f"npz:{path}", "model": "cifar_cnn", "augment": True, "partition": "iid", "cohort": "fixed"}
     keys |= {"clients": CLIENTS, "epochs": epochs, "rounds": rounds, "eval_others_every": rounds, "zeta": zeta}
-    config = resolve({**keys, "precision": "fp32"})
+    config = resolve(keys)
     return config, load(config.dataset)
 
 
@@ -197,7 +197,7 @@ def main() -> None:
             config, data = settings(folder, options.epochs, options.rounds, options.size, options.zeta)
             ways = {
                 "fedman": lambda: in_process(config, data),
-                "fedman, bf16": lambda: in_process(config.model_copy(update={"precision": "bf16"}), data),
+                "fedman, fp32": lambda: in_process(config.model_copy(update={"precision": "fp32"}), data),
                 "fedman on Flower": lambda: on_flower(config, folder),
                 "Flower's own": lambda: stock_flower(options.epochs, options.rounds, options.size, options.zeta),
                 "Flower's own, bf16": lambda: stock_flower(
