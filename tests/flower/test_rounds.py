@@ -55,6 +55,15 @@ def test_the_simulators_bits(algorithm, tmp_path):
     assert play(config, tmp_path, nobody, resume=True).summary == there.summary
 
 
+def test_the_simulators_bits_in_bf16(tmp_path):
+    """The default of large models on some CPUs: clients and evaluation follow it there too."""
+    config = settings(algorithm="feddc", precision="bf16")
+    there, here = play(config, tmp_path), experiment.run(config, device="cpu")
+    assert same(there, here)
+    assert there.summary["precision"] == "bf16"
+    assert not same(here, experiment.run(settings(algorithm="feddc", precision="fp32"), device="cpu"))
+
+
 def test_what_travels(tmp_path):
     """Only what the other side cannot know: the server's θ (and g or c) down, the model up, and `last` again."""
     names = {name: exchange(kind()) for name, kind in ALGORITHMS.items()}
