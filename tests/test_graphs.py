@@ -49,15 +49,17 @@ def test_too_little_memory_is_not_taken_for_that(machine, monkeypatch):
 class Device:
     """In the place of CUDA's streams and graphs; a capture that broke off cannot be ended."""
 
-    def __init__(self):
-        self.broken = False
+    broken = False
 
     def capture_begin(self, pool):
-        self.broken = True
+        pass
 
     def capture_end(self):
         if self.broken:
             raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self):
+        self.again()
 
     def wait_stream(self, other):
         pass
@@ -66,12 +68,49 @@ class Device:
         pass
 
 
-def test_too_little_memory_inside_a_capture_is_told_as_that(monkeypatch):
-    """Else the chunk would not halve, and every step would run without a graph."""
+@pytest.fixture
+def device(monkeypatch):
     for name in ("Stream", "CUDAGraph", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Device)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+class Replayed(graphs._Captured):
+    """Its graph takes the captured steps again."""
+
+    def _record(self, step):
+        super()._record(step)
+        self.graph.again = lambda: graphs._Captured._record(self, step)
+
+
+def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
+    monkeypatch.setattr(graphs, "_Captured", Replayed)
+    machine = graphs.Graphs()
+
+    def play(n, seed):
+        x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+        inputs = {"a": {"x": x}, "hp": {"lr": torch.tensor(0.5)}}
+        carry = {"sum": torch.zeros(()).expand(n, 4)}
+
+        def step(inputs, j, carry):
+            return {"sum": carry["sum"] + inputs["hp"]["lr"] * inputs["a"]["x"] * (j + 1)}
+
+        torch.testing.assert_close(machine.run(step, inputs, carry, 6)["sum"], 0.5 * x * 21)
+
+    for seed, n in enumerate([3, 8, 2, 3, 8, 10, 2, 9]):
+        play(n, seed)
+    places = {len(c.carry["sum"]): c.carry["sum"].data_ptr() for c in machine._captured.values()}
+    assert set(places) == {2, 3, 8, 9, 10}
+    assert places[2] == places[8] == places[9] == places[10] != places[3]  # a room of 10 rows was made for 8
+    machine.clear()
+    assert not machine._rooms
+
+
+def test_too_little_memory_inside_a_capture_is_told_as_that(device, monkeypatch):
+    """Else the chunk would not halve, and every step would run without a graph."""
+    monkeypatch.setattr(Device, "broken", True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     calls = []
 
     def greedy(inputs, j, carry):

@@ -1,9 +1,9 @@
 """Local steps on a GPU as replays of one captured CUDA graph: no Python and no host sync between the steps.
 
 A graph has fixed shapes and fixed addresses. So there is one graph per shape of the inputs (that is, per number of
-clients), its inputs are copied to their places once a round, and the step's number is a counter on the device. A graph
-holds a few steps, so that what they carry on is copied back to its place less often. A step that cannot be captured (a
-user's model may ask the host something) runs as it is, step by step.
+clients), its inputs are copied to their places once a round (graphs share them, since only one runs at a time), and the
+step's number is a counter on the device. A graph holds a few steps, so that what they carry on is copied back to its
+place less often. A step that cannot be captured (a user's model may ask the host something) runs as it is, step by step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class Graphs:
 
     def __init__(self) -> None:
         self._captured: dict[object, _Captured | None] = {}
+        self._rooms: dict[object, Tensor] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # one for all captures: what is freed on a stream serves that stream alone
 
     def clear(self) -> None:
         """Let go of all graphs and their memory."""
         self._captured.clear()
+        self._rooms.clear()
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
@@ -42,7 +44,7 @@ class Graphs:
         if key not in self._captured:
             several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
             try:
-                self._captured[key] = _Captured(step, inputs, carry, several, self._pool, self._stream)
+                self._captured[key] = _Captured(step, inputs, carry, several, self._place, self._pool, self._stream)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -56,14 +58,27 @@ class Graphs:
             carry = step(inputs, torch.full((1,), j, device=device), carry)
         return dict(carry)
 
+    def _place(self, group: str, name: str, v: Tensor) -> Tensor:
+        """Where a graph has v: the first rows of a room that graphs of other sizes use too."""
+        if not v.ndim:
+            return v.clone()
+        key = group, name, v.dtype, v.shape[1:]
+        room = self._rooms.get(key)
+        if room is None or len(room) < len(v):
+            room = self._rooms[key] = v.new_empty(len(v) * 5 // 4, *v.shape[1:])
+        return room[: len(v)].copy_(v)
+
 
 class _Captured:
     def __init__(
-        self, step: Step, inputs: Inputs, carry: Tensors, several: int, pool: Any, stream: torch.cuda.Stream
-    ) -> None:
+        self, step: Step, inputs: Inputs, carry: Tensors, several: int, place: Callable[[str, str, Tensor], Tensor],
+        pool: Any, stream: torch.cuda.Stream,
+    ) -> None:  # fmt: skip
         self.several = several
-        self.inputs = {group: {k: v.clone() for k, v in tensors.items()} for group, tensors in inputs.items()}
-        self.carry = {name: v.contiguous().clone() for name, v in carry.items()}
+        self.inputs = {
+            group: {name: place(group, name, v) for name, v in tensors.items()} for group, tensors in inputs.items()
+        }
+        self.carry = {name: place("carry", name, v) for name, v in carry.items()}
         device = next(iter(self.carry.values())).device
         self.j = torch.zeros(1, dtype=torch.int64, device=device)
         self.graph = torch.cuda.CUDAGraph()

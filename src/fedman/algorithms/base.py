@@ -56,7 +56,11 @@ class Algorithm:
     server: ClassVar[tuple[str, ...]] = ("w",)  # vectors the server keeps; "w" is θ, the model sent to clients
     client: ClassVar[tuple[str, ...]] = ()  # vectors each client keeps between its rounds, zero at first
     weighted: ClassVar[bool] = False  # uploads are averaged by sample counts (True) or plainly (False)
-    scratch: ClassVar[tuple[str, ...]] = ()  # vectors carried from one local step to the next, zero at first
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Vectors carried from one local step to the next, zero at first."""
+        return ()
 
     def begin(self, server: State, client: State, hp: Local) -> State:
         """What stays the same over the local steps, computed once; `step` finds it in `client`."""

@@ -26,10 +26,13 @@ class FedSpeed(FedDyn):
     """
 
     title = "FedSpeed"
-    scratch = ("G",)
 
     rho: float = 0.1
     stale_ascent: bool = False
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        return ("G",) if self.stale_ascent else ()
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
         s = grad(w) + client["G"] if self.stale_ascent else grad(w)
