@@ -3,7 +3,7 @@
 A graph has fixed shapes and fixed addresses. So there is one graph per shape of the inputs (that is, per number of
 clients), its inputs are copied to their places once a round (graphs share them, since only one runs at a time), and the
 step's number is a counter on the device. A graph holds a few steps, so that what they carry on is copied back to its
-place less often. A step that cannot be captured (a user's model may ask the host something) runs as it is, step by step.
+place less often. A step that cannot be captured (a user's model may ask the host something) runs step by step.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     return out if pair == 2 else out[:, 0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PARTS"])
 def _unpack(
     part, out, P, PARTS,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAIR: tl.constexpr,  # noqa: E741
@@ -181,7 +181,7 @@ def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str, options:
     return _launch_conv(dz, w, w, out, stage.kernel, padding, True, precision, options)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["STEPS"])  # else compiled again for some numbers of clients
 def _weight_gradient(
     x, dz, part, B, STEPS,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAD: tl.constexpr,  # noqa: E741

@@ -16,7 +16,7 @@ from fedman.data.augment import PAD
 from fedman.kernels.first import padded_channels
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])  # else compiled again for numbers of clients that 16 divides
 def _gather(
     data, labels, index, sample, window, step, scale, shift, x, y, S, K, N,
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
