@@ -77,7 +77,7 @@ class Config(BaseModel):
     eval_every: Count = Field(1, description="rounds between evaluations of `all`")
     eval_others_every: Count = Field(10, description="rounds between evaluations of `sel` and `cloud`")
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field(
-        "auto", description="of products; auto: bf16 where the device has it and the model is large, else fp32"
+        "auto", description="of products; auto: bf16 on CUDA, and for a large model on a CPU that has it; else fp32"
     )
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")

@@ -53,7 +53,7 @@ def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     return out if pair == 2 else out[:, 0]
 
 
-@triton.jit(do_not_specialize=["PARTS"])
+@triton.jit(do_not_specialize=["PARTS"])  # else compiled again for some numbers of clients
 def _unpack(
     part, out, P, PARTS,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAIR: tl.constexpr,  # noqa: E741
@@ -230,7 +230,9 @@ def _weight_gradient(
 def _weight_options(stage: Stage, clients: int, pairs: int, precision: str) -> Launch:
     """As many ranges of pairs as fill an H200, two programs of many taps or three on each multiprocessor, with few
     left over for a last, half empty turn."""
-    options = {"BK": 32 if precision == "bf16" else 16, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
+    options = {"BK": 32, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
+    if precision != "bf16":  # half of it fits the registers
+        options |= {"BK": 16, "BC": 32, "num_stages": 2}
     blocks = clients * stage.kernel * triton.cdiv(stage.channels, options["BC"]) * triton.cdiv(stage.out, options["BO"])
     room = 132 * (3 if stage.kernel <= 3 else 2)
     possible = range(1, max(1, min(16, pairs // options["BK"])) + 1)

@@ -221,8 +221,8 @@ def constants(stage: Stage) -> dict[str, int]:
 
 TILES = {
     "bf16": ((32, 32, 4, 3), (32, 32, 4, 3)),
-    "tf32": ((64, 32, 4, 1), (64, 16, 4, 1)),
-    "fp32": ((64, 32, 4, 1), (64, 16, 4, 1)),
+    "tf32": ((32, 32, 4, 1), (32, 32, 4, 1)),
+    "fp32": ((32, 32, 4, 1), (32, 32, 8, 1)),
 }
 """By precision, forward and backward: windows and channels a tile, warps, stages; all that fits the registers."""
 

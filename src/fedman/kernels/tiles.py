@@ -109,6 +109,7 @@ def incoming(
 def apart(g, bit: tl.constexpr):
     """Gradients with places, taken apart by a bit of their places: those with 0 there, those with 1 (the rest zero)."""
     zero = tl.where((g & (1 << bit)) == 0, g, 0)
+    # exact, since `zero` is g or 0; a subtraction leaves the integer units, the narrower ones, to the rest
     one = g.to(tl.float32, bitcast=True) - zero.to(tl.float32, bitcast=True)
     return zero, one.to(tl.int32, bitcast=True)
 
