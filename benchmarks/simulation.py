@@ -152,7 +152,7 @@ def phases(engine: Engine, state: Federation, clients: list[int]) -> dict[str, f
 
     job = engine.job(state, clients)
     lap("draw batches, copy states")
-    done = train(job, engine.algorithm, engine.stacked, engine.graphs, engine.stopping)
+    done = train(job, engine.stacked, engine.graphs, engine.stopping)
     lap("local steps")
     end = engine.end(state, [Work(job, *done)])
     engine.settle(state, clients, end, end.figures.tolist())

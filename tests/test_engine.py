@@ -9,7 +9,7 @@ from torch import nn
 
 from cases import CASES
 from federations import COHORTS, TRAINING, engine, network, play, samples
-from fedman.algorithms import ALGORITHMS
+from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.batches import Samples
 from fedman.data.augment import PAD, Windows, gather, normalise
 from fedman.engine import Engine, Training, default_chunk, weighted_sum
@@ -256,7 +256,7 @@ class Loop:
     def __init__(self):
         self.sizes = set()
 
-    def run(self, step, inputs, carry, steps):
+    def run(self, step, inputs, carry, steps, fixed):
         self.sizes.add(len(carry["w"]))
         for j in range(steps):
             carry = step(inputs, j, carry)
@@ -266,18 +266,21 @@ class Loop:
 @pytest.mark.parametrize("graphs", [None, Loop()], ids=["plain", "graphs"])
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_runs_are_the_separate_runs(case, graphs):
-    """Three runs with other seeds, ζ and partitions in one chunk: each ends where it ends alone.
+    """Three runs with other seeds, ζ, partitions and numbers of the algorithm in one chunk: each ends where it ends
+    alone.
 
     Where graphs are captured, chunks are filled up to few sizes.
     """
     name, hyper = CASES[case]
+    given = {**hyperparameters(name), **hyper}
+    other = {k: v if isinstance(v, bool) else 0.7 * v for k, v in given.items()}
     variants = [
-        (replace(TRAINING, seed=1), samples()),
-        (replace(TRAINING, seed=2, zeta=0.0), samples()),
-        (TRAINING, samples([14, 6, 19, 10, 15, 6])),
+        (hyper, replace(TRAINING, seed=1), samples()),
+        (hyper, replace(TRAINING, seed=2, zeta=0.0), samples()),
+        (other, TRAINING, samples([14, 6, 19, 10, 15, 6])),
     ]
-    alone = [play(engine(name, hyper, training=t, data=d))[0].server["w"] for t, d in variants]
-    runs = [engine(name, hyper, training=t, data=d) for t, d in variants]
+    alone = [play(engine(name, h, training=t, data=d))[0].server["w"] for h, t, d in variants]
+    runs = [engine(name, h, training=t, data=d) for h, t, d in variants]
     for run in runs:
         run.longest = 20  # plans of one shape, as on a GPU
         run.graphs = graphs

@@ -1,6 +1,7 @@
 """A step that no CUDA graph can hold."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +45,14 @@ def test_too_little_memory_is_not_taken_for_that(machine, monkeypatch):
     monkeypatch.setattr(graphs, "_Captured", refuse)
     with pytest.raises(torch.OutOfMemoryError):
         play(machine)
+
+
+def test_steps_of_the_same_shapes_are_told_apart(machine, monkeypatch):
+    """Halves of a stack too large for the memory have inputs of the same shapes, and numbers of their own."""
+    monkeypatch.setattr(graphs, "_Captured", lambda step, *rest: SimpleNamespace(replay=lambda *given: step))
+    inputs, carry = {"a": {"x": torch.ones(1)}}, {"sum": torch.zeros(1)}
+    runs = [(first := object(), 0.0), (second := object(), 0.1), (object(), 0.0), (object(), 0.1)]
+    assert [machine.run(step, inputs, carry, 1, fixed) for step, fixed in runs] == [first, second, first, second]
 
 
 class Device:

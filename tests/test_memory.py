@@ -43,7 +43,7 @@ class Graphs:
     def clear(self):
         self.cleared += 1
 
-    def run(self, step, inputs, carry, steps):
+    def run(self, step, inputs, carry, steps, fixed):
         for j in range(steps):
             carry = step(inputs, j, carry)
         return carry

@@ -297,8 +297,8 @@ def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
         assert json.loads((out / "summary.json").read_text())["stacked"] == 2
     assert sweep.groups(configs, "cuda") == [[0, 1]]
     assert sweep.groups(configs, "cpu") == [[0], [1]]
-    other = [*configs, resolve({**keys, "lr": 0.05})]
-    assert sweep.groups(other, "cuda") == [[0, 1], [2]]
+    others = [{"lr": 0.05}, {"alpha": 0.02}, {"decayed": True}]
+    assert sweep.groups(configs + [resolve({**keys, **other}) for other in others], "cuda") == [[0, 1, 3], [2], [4]]
 
 
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedman.algorithms import ALGORITHMS
+from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.batches import Samples
 from fedman.data import Dataset, partition
 from fedman.engine import Engine, Training
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 
 def stackable(config: Config) -> tuple[object, ...]:
-    """Runs with the same value can share a chunk: all that decides the work is the same, but for ζ, seed, partition."""
-    apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced")
+    """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
+    the algorithm's other numbers (a switch of the algorithm decides the work)."""
+    numbers = [k for k, v in hyperparameters(config.algorithm).items() if not isinstance(v, bool)]
+    apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
 

@@ -147,7 +147,7 @@ class Engine:
 
         def work(clients: list[int]) -> Work:
             job, stacked = self.job(state, clients), self._model()
-            return Work(job, *train(job, self.algorithm, stacked, self.graphs, self.stopping))
+            return Work(job, *train(job, stacked, self.graphs, self.stopping))
 
         while True:
             chunks = self.chunks(cohort)
@@ -200,7 +200,7 @@ class Engine:
         drawn = self._ahead.pop((state.round, *clients), None) or self.draw(state.round, clients)
         memory = {name: take(rows, clients, drawn.clients) for name, rows in state.memory.items()}
         memory |= self.algorithm.begin(state.server, memory, drawn.hp)
-        return Job(drawn.batches, state.server, memory, drawn.hp, self.training.zeta)
+        return Job(drawn.batches, state.server, memory, drawn.hp, self.algorithm, self.training.zeta)
 
     def end(self, state: Federation, works: list[Work]) -> End:
         """What the cohort's local work comes to; nothing waits for the device yet."""

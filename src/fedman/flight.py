@@ -45,7 +45,8 @@ class Flight:
 
 
 def launch(runs: Sequence[Entry]) -> Flight:
-    """Start a round. Several runs must share algorithm, model, data and training, but for ζ, seed and partition.
+    """Start a round. Several runs must share algorithm, model, data and training, but for numbers of the algorithm's
+    step, ζ, seed and partition.
 
     More clients than a chunk may hold are launched one half after the other.
     """
@@ -73,7 +74,7 @@ def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
     sizes = [len(job) for job in jobs]
     spare = -sum(sizes) % STEP if first.graphs is not None else 0
     whole = stack([*jobs, jobs[0].first(spare)] if spare else jobs)
-    w, figures = train(whole, first.algorithm, first.stacked, first.graphs, first.stopping)
+    w, figures = train(whole, first.stacked, first.graphs, first.stopping)
     apart = {name: v.split([*sizes, spare]) for name, v in figures.items()}
     return [
         [Work(job, rows, {name: v[i] for name, v in apart.items()})]

@@ -1,15 +1,16 @@
 """Local steps on a GPU as replays of one captured CUDA graph: no Python and no host sync between the steps.
 
-A graph has fixed shapes and fixed addresses. So there is one graph per shape of the inputs (that is, per number of
-clients), its inputs are copied to their places once a round (graphs share them, since only one runs at a time), and the
-step's number is a counter on the device. A graph holds a few steps, so that what they carry on is copied back to its
-place less often. A step that cannot be captured (a user's model may ask the host something) runs step by step.
+A graph has fixed shapes, addresses and numbers. So there is one graph per shape of the inputs (that is, per number of
+clients) and per value that is no input, its inputs are copied to their places once a round (graphs share them, since
+only one runs at a time), and the step's number is a counter on the device. A graph holds a few steps, so that what they
+carry on is copied back to its place less often. A step that cannot be captured (a user's model may ask the host
+something) runs step by step.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,9 +39,10 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
-    def run(self, step: Step, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
-        """The carry after `steps` steps."""
-        key = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())
+    def run(self, step: Step, inputs: Inputs, carry: Tensors, steps: int, fixed: Hashable = None) -> dict[str, Tensor]:
+        """The carry after `steps` steps. `fixed` tells steps apart whose inputs have the same shapes."""
+        shapes = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())
+        key = fixed, shapes
         if key not in self._captured:
             several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
             try:

@@ -31,6 +31,7 @@ class Job:
     server: State  # [P] each; [S, P] where runs are stacked
     memory: State  # [S, P] each: the clients' own, and what the algorithm's `begin` made
     hp: Local
+    algorithm: Algorithm  # a hyper-parameter in which stacked runs differ is a column [S, 1]
     zeta: float | Tensor  # ζ; [S] where runs are stacked
 
     def __len__(self) -> int:
@@ -44,26 +45,34 @@ class Job:
 
         hp = replace(self.hp, p=rows(self.hp.p), steps=rows(self.hp.steps))
         memory = {name: rows(v) for name, v in self.memory.items()}
-        return Job(self.batches.first(times), self.server, memory, hp, self.zeta)
+        return replace(self, batches=self.batches.first(times), memory=memory, hp=hp)
 
 
 def stack(jobs: Sequence[Job]) -> Job:
-    """The rows of several runs as one job: the same algorithm, model and training, but for ζ, seed and partition."""
+    """The rows of several runs as one job: the same algorithm, model and training, but for numbers of the algorithm's
+    step, ζ, seed and partition."""
     if len(jobs) == 1:
         return jobs[0]
     first = jobs[0]
+
+    def rows(values: Sequence[float]) -> Tensor:
+        return torch.cat([first.hp.lr.new_full((len(j),), v) for j, v in zip(jobs, values, strict=True)])
+
+    given = {name: [getattr(j.algorithm, name) for j in jobs] for name in vars(first.algorithm)}
+    own = {name: rows(values)[:, None] for name, values in given.items() if len(set(values)) > 1}
     hp = replace(first.hp, p=torch.cat([j.hp.p for j in jobs]), steps=torch.cat([j.hp.steps for j in jobs]))
     return Job(
         Batches.stacked([j.batches for j in jobs]),
         {name: torch.cat([j.server[name].expand(len(j), -1) for j in jobs]) for name in first.server},
         {name: torch.cat([j.memory[name] for j in jobs]) for name in first.memory},
         hp,
-        torch.cat([hp.lr.new_full((len(j),), float(j.zeta)) for j in jobs]),
+        replace(first.algorithm, **own),
+        rows([float(j.zeta) for j in jobs]),
     )
 
 
 def train(
-    job: Job, algorithm: Algorithm, stacked: Stacked, graphs: Graphs | None, stopping: threading.Event
+    job: Job, stacked: Stacked, graphs: Graphs | None, stopping: threading.Event
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The final models `[S, P]`, and by client `[S]`: the mean "loss" over its steps and each layer's MAN term.
 
@@ -71,22 +80,27 @@ def train(
     """
     w = job.server["w"].expand(len(job), -1)
     carry: Tensors = {"w": w, "loss": w.new_zeros(len(job))}
-    carry = {**carry, **{name: w.new_zeros(()).expand_as(w) for name in algorithm.scratch}}
+    carry = {**carry, **{name: w.new_zeros(()).expand_as(w) for name in job.algorithm.scratch}}
+    numbers = {"zeta": job.zeta, **vars(job.algorithm)}
+    own = {name: v for name, v in numbers.items() if isinstance(v, Tensor)}
     inputs = {
         "batches": job.batches.tensors,
         "server": job.server,
         "memory": job.memory,
         "hp": {"lr": job.hp.lr, "p": job.hp.p, "steps": job.hp.steps},
-        "zeta": {"zeta": job.zeta} if isinstance(job.zeta, Tensor) else {},
+        "own": own,
     }
 
     def step(inputs: Inputs, j: int | Tensor, carry: Tensors) -> Tensors:
         batches, hp = job.batches.over(inputs["batches"]), replace(job.hp, **inputs["hp"])  # type: ignore[arg-type]
-        now = Job(batches, inputs["server"], inputs["memory"], hp, inputs["zeta"].get("zeta", job.zeta))
-        return _step(now, algorithm, stacked, batches.at(j), batches.active(j), carry)
+        own = dict(inputs["own"])
+        zeta = own.pop("zeta", job.zeta)
+        now = Job(batches, inputs["server"], inputs["memory"], hp, replace(job.algorithm, **own), zeta)
+        return _step(now, stacked, batches.at(j), batches.active(j), carry)
 
     if graphs is not None and not stopping.is_set():
-        carry = graphs.run(step, inputs, carry, job.batches.steps)
+        fixed = tuple((name, v) for name, v in numbers.items() if name not in own)
+        carry = graphs.run(step, inputs, carry, job.batches.steps, fixed)
     else:
         for j in range(job.batches.steps):
             if stopping.is_set():
@@ -96,9 +110,7 @@ def train(
     return carry["w"], figures | stacked.man_terms(carry["w"], *job.batches.at(0))
 
 
-def _step(
-    job: Job, algorithm: Algorithm, stacked: Stacked, batch: Batch, active: Tensor | None, carry: Tensors
-) -> Tensors:
+def _step(job: Job, stacked: Stacked, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
     """One local step; clients that are not `active` any more stay where they are."""
     seen: list[Tensor] = []
 
@@ -107,8 +119,8 @@ def _step(
         seen.append(ce)
         return gradient
 
-    scratch = {name: carry[name] for name in algorithm.scratch}
-    after = algorithm.step(carry["w"], grad, job.server, {**job.memory, **scratch}, job.hp)
+    scratch = {name: carry[name] for name in job.algorithm.scratch}
+    after = job.algorithm.step(carry["w"], grad, job.server, {**job.memory, **scratch}, job.hp)
     if isinstance(after, tuple):
         after, scratch = after[0], dict(after[1])
     w, loss = after, seen[0]

@@ -55,3 +55,7 @@ def test_climb_equals_formula(clients: int, size: int, eta: float | None, device
     expected = climb(w.double(), s.double(), 0.5, hp, 1e-7, eta)
     assert relative(update.climb(w, s, 0.5, 1e-7, eta, is_weight) - w, expected - w) < 1e-5
     assert relative(climb(w, s, 0.5, replace(hp, fused=update), 1e-7, eta) - w, expected - w) < 1e-5
+    rows = torch.linspace(0.1, 0.9, clients, device=device)[:, None]
+    etas = None if eta is None else eta * rows
+    expected = climb(w.double(), s.double(), rows, hp, 1e-7, etas)
+    assert relative(climb(w, s, rows, replace(hp, fused=update), 1e-7, etas) - w, expected - w) < 1e-5

@@ -28,7 +28,9 @@ def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> T
     return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
 
 
-def climb(w: Tensor, s: Tensor, rho: float, hp: Local, eps: float = 1e-16, eta: float | None = None) -> Tensor:
+def climb(
+    w: Tensor, s: Tensor, rho: Tensor | float, hp: Local, eps: float = 1e-16, eta: Tensor | float | None = None
+) -> Tensor:
     """w + e with e = ρ·T²s / (‖T s‖₂ + ε): the point uphill from which SAM-type methods look back.
 
     T = 1; with η_a (`eta`): T = |w| + η_a for weights and 1 for biases, a scale of its own for every weight.

@@ -49,7 +49,7 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
 
     with one_thread_each(engine.device), matmul_precision(engine.precision):
         job = engine.job(state, [0])
-        w, figures = train(job, algorithm, engine.stacked, engine.graphs, engine.stopping)
+        w, figures = train(job, engine.stacked, engine.graphs, engine.stopping)
     leaves, upload = algorithm.finish(w, state.server, job.memory, job.hp)
     if names:
         memory.save(order.round, {name: ({**leaves, LAST: w})[name][0] for name in names})

@@ -153,7 +153,8 @@ class Remote(Engine):
         figures = {
             name.removeprefix(LAYER): w.new_full((1,), v, dtype=torch.float64) for name, v in reply.figures.items()
         }
-        return Work(Job(drawn.batches, state.server, memory, drawn.hp, self.training.zeta), w, figures)
+        job = Job(drawn.batches, state.server, memory, drawn.hp, self.algorithm, self.training.zeta)
+        return Work(job, w, figures)
 
     def _vector(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -49,6 +49,15 @@ def _update(
 
 
 @triton.jit
+def _of_row(value, s, stride, ROWS: tl.constexpr):
+    """Row s's own value, or the number that serves all."""
+    if ROWS:
+        return tl.load(value + s * stride)
+    else:
+        return value
+
+
+@triton.jit
 def _scale(v, is_weight, i, eta, P: tl.constexpr, ADAPT: tl.constexpr):
     """T: |w| + η for weights and 1 for biases, or 1 throughout."""
     if ADAPT:
@@ -59,9 +68,11 @@ def _scale(v, is_weight, i, eta, P: tl.constexpr, ADAPT: tl.constexpr):
 
 @triton.jit
 def _scaled_squares(
-    w, g, is_weight, part, eta, ADAPT: tl.constexpr, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
-):
+    w, g, is_weight, part, eta, eta_stride, ADAPT: tl.constexpr, ETAS: tl.constexpr,
+    P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     s = tl.program_id(1).to(tl.int64)
+    eta = _of_row(eta, s, eta_stride, ETAS)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.multiple_of(s * P, ALIGN) + i
     d = tl.load(g + at, mask=i < P, other=0.0)
@@ -72,10 +83,13 @@ def _scaled_squares(
 
 @triton.jit
 def _climb(
-    w, g, is_weight, out, part, rho, eps, eta, ADAPT: tl.constexpr,
-    P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    w, g, is_weight, out, part, rho, eps, eta, rho_stride, eta_stride, ADAPT: tl.constexpr, RHOS: tl.constexpr,
+    ETAS: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(1).to(tl.int64)
+    rho = _of_row(rho, s, rho_stride, RHOS)
+    eta = _of_row(eta, s, eta_stride, ETAS)
     p = tl.arange(0, ROWS)
     norm = tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -111,25 +125,29 @@ def clip_update(
 
 
 def climb(
-    w: Tensor, s: Tensor, rho: float, eps: float, eta: float | None, is_weight: Tensor, options: Launch = OPTIONS
-) -> Tensor:
+    w: Tensor, s: Tensor, rho: Tensor | float, eps: float, eta: Tensor | float | None, is_weight: Tensor,
+    options: Launch = OPTIONS,
+) -> Tensor:  # fmt: skip
     """`w + ρ·T²s/(‖Ts‖ + ε)` for rows of fp32 `w` and `s` [S, P]; T is |w| + η where `is_weight` [P], else 1.
 
-    With `eta` None T is 1 throughout.
+    With `eta` None T is 1 throughout. `rho` and `eta` are numbers, or tensors on the device of one value a row.
     """
     w, s = w.contiguous(), s.contiguous()
     clients, size = w.shape
     parts = triton.cdiv(size, options["BLOCK"])
     part, out = w.new_empty(clients, parts), torch.empty_like(w)
-    constants = {"ADAPT": eta is not None, "P": size, "ALIGN": math.gcd(size, 4), **options}
-    weights = is_weight.view(torch.uint8)
-    _scaled_squares[(parts, clients)](w, s, weights, part, eta or 0.0, **constants)
+    constants = {
+        "ADAPT": eta is not None, "ETAS": isinstance(eta, Tensor), "P": size, "ALIGN": math.gcd(size, 4), **options,
+    }  # fmt: skip
+    weights, eta = is_weight.view(torch.uint8), 0.0 if eta is None else eta
+    _scaled_squares[(parts, clients)](w, s, weights, part, eta, _stride(eta), **constants)
     _climb[(parts, clients)](
-        w, s, weights, out, part, rho, eps, eta or 0.0, PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants
-    )
+        w, s, weights, out, part, rho, eps, eta, _stride(rho), _stride(eta),
+        RHOS=isinstance(rho, Tensor), PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
+    )  # fmt: skip
     return out
 
 
-def _stride(v: Tensor) -> int:
+def _stride(v: Tensor | float) -> int:
     """Of the rows' own values; 0 where one value serves all."""
-    return v.stride(0) if v.numel() > 1 else 0
+    return v.stride(0) if isinstance(v, Tensor) and v.numel() > 1 else 0
