@@ -76,9 +76,7 @@ class Outcome:
     """What a round reports."""
 
     cohort: list[int]
-    quarantined: list[
-        int
-    ]  # clients whose upload or figures were not finite; the round's result is the one without them
+    quarantined: list[int]  # upload or figures were not finite; the round's result is the one without them
     lr: float
     loss: float  # cross-entropy, the mean over the cohort's local steps
     man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
