@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cases import CASES
-from federations import COHORTS, TRAINING, engine, network, play, samples
+from federations import COHORTS, TRAINING, Loop, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.batches import Samples
 from fedman.data.augment import PAD, Windows, gather, normalise
@@ -248,19 +248,6 @@ def test_float32_follows_float64():
         TRAINING,
     )
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
-
-
-class Loop:
-    """In the place of captured graphs: runs the steps, and notes how many clients they hold."""
-
-    def __init__(self):
-        self.sizes = set()
-
-    def run(self, step, inputs, carry, steps, fixed):
-        self.sizes.add(len(carry["w"]))
-        for j in range(steps):
-            carry = step(inputs, j, carry)
-        return carry
 
 
 @pytest.mark.parametrize("graphs", [None, Loop()], ids=["plain", "graphs"])

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedman.engine
-import fedman.flight
+import fedman.local
 from cases import CASES
-from federations import COHORTS, TRAINING, engine, network, play
+from federations import COHORTS, TRAINING, Loop, engine, network, play
 from fedman.errors import UserError
 from fedman.flight import launch
 
@@ -29,24 +29,10 @@ def room(monkeypatch):
             return real(job, *rest)
 
         monkeypatch.setattr(fedman.engine, "train", train)
-        monkeypatch.setattr(fedman.flight, "train", train)
+        monkeypatch.setattr(fedman.local, "train", train)
         return tried
 
     return limit
-
-
-class Graphs:
-    """In the place of captured graphs: counts how often they are let go of."""
-
-    cleared = 0
-
-    def clear(self):
-        self.cleared += 1
-
-    def run(self, step, inputs, carry, steps, fixed):
-        for j in range(steps):
-            carry = step(inputs, j, carry)
-        return carry
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -68,7 +54,7 @@ def test_the_chunk_halves_and_the_result_stays(case, room):
 def test_it_halves_as_often_as_needed_and_remembers(room):
     room(1)
     machine = engine("feddyn")
-    machine.graphs = Graphs()
+    machine.graphs = Loop()
     state = machine.start()
     with pytest.warns(UserWarning, match="do not fit") as said:
         machine.round(state, [0, 1, 2, 3, 4, 5])
