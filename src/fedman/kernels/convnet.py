@@ -174,7 +174,7 @@ class StackedConvNet:
         else:
             z = conv.forward(stage, x, w, self._rows(kept.W, f"convs.{i}.bias"), precision)
             pooled, place, stats = activation.forward(stage, z, norm, share, man, strides)
-        kept.stages.append((x, w, z, place, stats, grams))
+        kept.stages.append((x, w, z, pooled, place, stats, grams))
         return pooled
 
     def _backward(self, kept: _Kept, dce: Tensor, dman: Tensor) -> Tensor:
@@ -199,14 +199,14 @@ class StackedConvNet:
         """From the gradient d of the pooled output to that of the input (for i > 0) and of the stage's parameters."""
         stage, share, precision = self.stages[i], kept.share, self.precision
         norm, strides, rows = self._norm(kept.W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
-        x, w, z, place, stats, grams = kept.stages[i]
+        x, w, z, pooled, place, stats, grams = kept.stages[i]
         if i == 0:
             part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
                 npart = gram.gradient(stage, w, norm, stats, grams, part)
             conv.unpack(part, rows, stage, self.channels)
         else:
-            d, bpart, npart = activation.backward(stage, z, norm, share, d, place, stats, dman, strides)
+            d, bpart, npart = activation.backward(stage, z, norm, share, pooled, d, place, stats, dman, strides)
             with aside.work(d, bpart):
                 torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
                 conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage, stage.channels)

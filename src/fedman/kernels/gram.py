@@ -17,22 +17,7 @@ from torch import Tensor
 
 from fedman.kernels.first import constants, pair_weights, patches
 from fedman.kernels.stage import Launch, Stage
-from fedman.kernels.tiles import dot
-
-
-@triton.jit
-def _group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
-    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
-
-
-@triton.jit
-def _moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
-    mean = _group_sum(total, G, O) / entries
-    variance = _group_sum(squares, G, O) / entries - mean * mean
-    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
+from fedman.kernels.tiles import dot, group_sum, moments
 
 
 @triton.jit
@@ -65,7 +50,7 @@ def _statistics(
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
     squares = tl.sum(left * _times(gram, left), 0) + tl.sum(right * _times(gram, right), 0)
-    mean, rstd = _moments(total, squares, OH * OW * (O // G), EPS, G, O)
+    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, G, O)
     scale = rstd * tl.load(gamma + s * P + c)
     stats += sample * (4 * O)
     tl.store(stats + c, mean)
@@ -94,8 +79,8 @@ def _gradient(
     tl.store(npart + sample * (2 * O) + c, dgamma)
     tl.store(npart + sample * (2 * O) + O + c, dbeta)
     weighting = tl.load(gamma + s * P + c) / (OH * OW * (O // G))
-    slope = rstd * rstd * _group_sum(dgamma * weighting, G, O)
-    constant = rstd * _group_sum(dbeta * weighting, G, O) - mean * slope
+    slope = rstd * rstd * group_sum(dgamma * weighting, G, O)
+    constant = rstd * group_sum(dbeta * weighting, G, O) - mean * slope
     gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     shift = sums[:, None] * constant[None, :]
