@@ -167,7 +167,7 @@ def stage_cases(
         ]  # fmt: skip
         if norm:
             out.append(Case(f"{label} norm gradient",
-                            lambda _: gram.gradient(stage, w, norm, stats, grams, part),
+                            lambda _: gram.gradient(stage, w, norm, stats, grams, part, precision),
                             0, 8 * part.numel(), []))  # fmt: skip
     else:
         z = conv.forward(stage, x, w, bias, precision)

@@ -88,7 +88,7 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
     d = as_stored(dpool, strides, x.dtype)
     part = first.backward(stage, x, packed, share, stats, d, arg, zeta, strides, precision)
     if affine:
-        npart = gram.gradient(stage, packed, affine, stats, grams, part)
+        part, npart = gram.gradient(stage, packed, affine, stats, grams, part, precision)
         assert relative(npart.sum(1), gradients[1]) < 3 * TOLERANCE[precision]
     grad = torch.full_like(rows, torch.nan)
     conv.unpack(part, grad, stage, channels)

@@ -203,7 +203,7 @@ class StackedConvNet:
         if i == 0:
             part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
-                npart = gram.gradient(stage, w, norm, stats, grams, part)
+                part, npart = gram.gradient(stage, w, norm, stats, grams, part, precision)
             conv.unpack(part, rows, stage, self.channels)
         else:
             d, bpart, npart = activation.backward(stage, z, norm, share, pooled, d, place, stats, dman, strides)

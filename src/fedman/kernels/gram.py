@@ -21,10 +21,10 @@ from fedman.kernels.tiles import dot, group_sum, moments
 
 
 @triton.jit
-def _times(gram, weight):
-    """A·w in nearly full fp32: sums over a whole map cancel."""
+def _times(gram, weight, EXACT: tl.constexpr):
+    """A·w, in nearly full fp32 or in TF32."""
     zero = tl.zeros(weight.shape, tl.float32)
-    return tl.dot(gram, weight, zero, input_precision="tf32x3")
+    return tl.dot(gram, weight, zero, input_precision="tf32x3" if EXACT else "tf32")
 
 
 @triton.jit
@@ -49,7 +49,8 @@ def _statistics(
     right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
-    squares = tl.sum(left * _times(gram, left), 0) + tl.sum(right * _times(gram, right), 0)
+    # exact in any precision: the variance is a difference
+    squares = tl.sum(left * _times(gram, left, True), 0) + tl.sum(right * _times(gram, right, True), 0)
     mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, G, O)
     scale = rstd * tl.load(gamma + s * P + c)
     stats += sample * (4 * O)
@@ -61,35 +62,48 @@ def _statistics(
 
 @triton.jit
 def _gradient(
-    w, gamma, stats, grams, part, npart, B, P,
+    w, gamma, stats, grams, part, whole, npart, B, P,
     C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
-    KP: tl.constexpr,
+    KP: tl.constexpr, BO: tl.constexpr, SAMPLES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k, c = tl.arange(0, KP), tl.arange(0, O)
-    sample = s * B + b
-    stats += sample * (4 * O)
-    mean, rstd, scale = tl.load(stats + c), tl.load(stats + O + c), tl.load(stats + 2 * O + c)
+    """A few samples by BO channels, whole groups of them."""
+    GROUPS: tl.constexpr = BO * G // O
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    k, c = tl.arange(0, KP), block * BO + tl.arange(0, BO)
     left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
     right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
-    at = part + sample * (2 * O * KP) + c[None, :] * KP + k[:, None]
-    dleft, dright = tl.load(at), tl.load(at + O * KP)
-    dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
-    dgamma = rstd * (tl.sum(left * dleft + right * dright, 0) - mean * dbeta)
-    tl.store(npart + sample * (2 * O) + c, dgamma)
-    tl.store(npart + sample * (2 * O) + O + c, dbeta)
     weighting = tl.load(gamma + s * P + c) / (OH * OW * (O // G))
-    slope = rstd * rstd * group_sum(dgamma * weighting, G, O)
-    constant = rstd * group_sum(dbeta * weighting, G, O) - mean * slope
-    gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
-    sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
-    shift = sums[:, None] * constant[None, :]
-    tl.store(at, dleft * scale[None, :] - shift - _times(gram, left) * slope[None, :])
-    tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right) * slope[None, :])
+    at = c[None, :] * KP + k[:, None]
+    to_left = tl.zeros((KP, BO), tl.float32)
+    to_right = tl.zeros((KP, BO), tl.float32)
+    to_gamma = tl.zeros((BO,), tl.float32)
+    to_beta = tl.zeros((BO,), tl.float32)
+    for b in range(chunk * SAMPLES, tl.minimum((chunk + 1) * SAMPLES, B)):
+        sample = s * B + b
+        of = stats + sample * (4 * O) + c
+        mean, rstd, scale = tl.load(of), tl.load(of + O), tl.load(of + 2 * O)
+        dleft = tl.load(part + sample * (2 * O * KP) + at)
+        dright = tl.load(part + sample * (2 * O * KP) + O * KP + at)
+        gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
+        dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
+        dgamma = rstd * (tl.sum(left * dleft + right * dright, 0) - mean * dbeta)
+        slope = rstd * rstd * group_sum(dgamma * weighting, GROUPS, BO)
+        constant = rstd * group_sum(dbeta * weighting, GROUPS, BO) - mean * slope
+        sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+        shift = sums[:, None] * constant[None, :]
+        to_left += dleft * scale[None, :] - shift - _times(gram, left, EXACT) * slope[None, :]
+        to_right += dright * scale[None, :] - shift - _times(gram, right, EXACT) * slope[None, :]
+        to_gamma += dgamma
+        to_beta += dbeta
+    out = s * tl.num_programs(0) + chunk
+    tl.store(whole + out * (2 * O * KP) + at, to_left)
+    tl.store(whole + out * (2 * O * KP) + O * KP + at, to_right)
+    tl.store(npart + out * (2 * O) + c, to_gamma)
+    tl.store(npart + out * (2 * O) + O + c, to_beta)
 
 
 STATISTICS: Launch = {"BM": 128, "num_warps": 4, "num_stages": 3}
-GRADIENT: Launch = {"num_warps": 4}
+GRADIENT: Launch = {"BO": 32, "num_warps": 8, "num_stages": 2}
 
 
 def statistics(
@@ -111,14 +125,22 @@ def statistics(
 
 
 def gradient(
-    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor
-) -> Tensor:
-    """Partial gradients [S, B, 2, O] of γ and β; turns `part`, made for the normalised map, into that for the map."""
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
+    """Partial gradients for the map [S, 2·chunks, O, KP], from those for the normalised map, and of γ and β
+    [S, chunks, 2, O].
+
+    Some 800 programs, six for each multiprocessor of an H200, share samples and channels.
+    """
     clients, batch = stats.shape[:2]
-    npart = stats.new_empty(clients, batch, 2, stage.out)
-    oh, ow = stage.map
-    _gradient[(batch, clients)](
-        w, norm[0], stats, grams, part, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
-        G=stage.groups, KP=w.shape[-1], **GRADIENT,
+    channels = min(stage.out, max(GRADIENT["BO"], stage.out // stage.groups))
+    blocks = stage.out // channels
+    samples = 1 << max(0, (clients * batch * blocks // 800).bit_length() - 1)
+    chunks, depth, (oh, ow) = triton.cdiv(batch, samples), w.shape[-1], stage.map
+    whole = part.new_empty(clients, 2 * chunks, stage.out, depth)
+    npart = stats.new_empty(clients, chunks, 2, stage.out)
+    _gradient[(chunks, blocks, clients)](
+        w, norm[0], stats, grams, part, whole, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh,
+        OW=ow, G=stage.groups, KP=depth, SAMPLES=samples, EXACT=precision == "fp32", **(GRADIENT | {"BO": channels}),
     )  # fmt: skip
-    return npart
+    return whole, npart
