@@ -148,10 +148,16 @@ def stage_cases(
     if i == 0:
         stats = grams = None
         if norm:
-            stats, grams = gram.statistics(stage, x, w, norm, precision)
-            out.append(Case(f"{label} statistics",
-                            lambda o: gram.statistics(stage, x, w, norm, precision, o or gram.STATISTICS),
-                            0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3])))  # fmt: skip
+            depth = w.shape[-1]
+            grams = gram.matrices(stage, x, depth, precision)
+            stats = gram.statistics(stage, w, norm, grams)
+            out += [
+                Case(f"{label} Gram matrices",
+                     lambda o: gram.matrices(stage, x, depth, precision, o or gram.MATRICES),
+                     0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3, 4])),
+                Case(f"{label} statistics", lambda _: gram.statistics(stage, w, norm, grams),
+                     0, 4 * grams.numel(), []),
+            ]  # fmt: skip
         pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
         part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)

@@ -125,9 +125,11 @@ def _task(job: Job, stacked: Stacked) -> Task:
 def _step(job: Job, stacked: Stacked, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
     """One local step; clients that are not `active` any more stay where they are."""
     seen: list[Tensor] = []
+    x, y, weight = batch
+    x = stacked.images(x)
 
     def grad(w: Tensor) -> Tensor:
-        gradient, ce = stacked.gradient(w, *batch, job.zeta)
+        gradient, ce = stacked.gradient(w, x, y, weight, job.zeta)
         seen.append(ce)
         return gradient
 

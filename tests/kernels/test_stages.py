@@ -79,7 +79,8 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
     man = torch.full((clients, 64), torch.nan, device=device)
     stats = grams = None
     if affine:
-        stats, grams = gram.statistics(stage, x, packed, affine, precision)
+        grams = gram.matrices(stage, x, packed.shape[-1], precision)
+        stats = gram.statistics(stage, packed, affine, grams)
     strides = pooled_strides(stage, last)
     pooled, arg = first.forward(stage, x, packed, share, stats, man, strides, precision)
     assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]

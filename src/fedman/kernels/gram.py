@@ -11,6 +11,7 @@ A patch serves a pair of outputs, left and right, with weights of their own (`fi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,36 +29,47 @@ def _times(gram, weight, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _statistics(
-    x, w, gamma, beta, stats, grams, B, P,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
-    OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,
+def _matrices(
+    x, grams, B,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KS: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * (OW // 2)
     b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k, c = tl.arange(0, KP), tl.arange(0, O)
+    k = tl.arange(0, KP)
     x += s * B * (H * W * C)
     gram = tl.zeros((KP, KP), tl.float32)
     for row in range(2 * ((WINDOWS + BM - 1) // BM)):
         n = b * WINDOWS + row // 2 * BM + tl.arange(0, BM)
         patch, _, _ = patches(x, n, row % 2, (b + 1) * WINDOWS, H, W, C, KS, OH, OW, KP)
         gram = dot(tl.trans(patch), patch, gram, PRECISION)
+    tl.store(grams + (s * B + b) * (KP * KP) + k[:, None] * KP + k[None, :], gram)
+
+
+@triton.jit
+def _statistics(
+    w, gamma, beta, grams, stats, B, P,
+    C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
+    EPS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """A sample by BO channels, whole groups of them."""
+    b, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    k, c = tl.arange(0, KP), block * BO + tl.arange(0, BO)
     sample = s * B + b
-    tl.store(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :], gram)
+    gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
     left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
     right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
     # exact in any precision: the variance is a difference
     squares = tl.sum(left * _times(gram, left, True), 0) + tl.sum(right * _times(gram, right, True), 0)
-    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, G, O)
+    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, BO * G // O, BO)
     scale = rstd * tl.load(gamma + s * P + c)
-    stats += sample * (4 * O)
-    tl.store(stats + c, mean)
-    tl.store(stats + O + c, rstd)
-    tl.store(stats + 2 * O + c, scale)
-    tl.store(stats + 3 * O + c, tl.load(beta + s * P + c) - mean * scale)
+    stats += sample * (4 * O) + c
+    tl.store(stats, mean)
+    tl.store(stats + O, rstd)
+    tl.store(stats + 2 * O, scale)
+    tl.store(stats + 3 * O, tl.load(beta + s * P + c) - mean * scale)
 
 
 @triton.jit
@@ -102,26 +114,39 @@ def _gradient(
     tl.store(npart + out * (2 * O) + O + c, to_beta)
 
 
-STATISTICS: Launch = {"BM": 128, "num_warps": 4, "num_stages": 3}
+MATRICES: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
+STATISTICS: Launch = {"BO": 32, "num_warps": 4}
 GRADIENT: Launch = {"BO": 32, "num_warps": 8, "num_stages": 2}
 
 
-def statistics(
-    stage: Stage, x: Tensor, w: Tensor, norm: tuple[Tensor, Tensor], precision: str, options: Launch = STATISTICS
-) -> tuple[Tensor, Tensor]:
-    """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O], and Gram matrices [S, B, KP, KP].
+def _channels(stage: Stage, options: Launch) -> int:
+    """Channels a program: about as many as in the options, but whole groups."""
+    return min(stage.out, max(options["BO"], stage.out // stage.groups))
+
+
+def matrices(stage: Stage, x: Tensor, depth: int, precision: str, options: Launch = MATRICES) -> Tensor:
+    """The Gram matrices [S, B, KP, KP] of the images' patches, `depth` = KP numbers each. Weights do not matter."""
+    clients, batch = x.shape[:2]
+    grams = x.new_empty(clients, batch, depth, depth, dtype=torch.float32)
+    shape = {key: value for key, value in constants(stage).items() if key != "O"}
+    _matrices[(batch, clients)](x, grams, batch, **shape, KP=depth, PRECISION=precision, **options)
+    return grams
+
+
+def statistics(stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], grams: Tensor) -> Tensor:
+    """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O].
 
     The normalised map is z·scale + shift. `norm` are GroupNorm's scale and shift, rows of the flat parameters.
     """
-    clients, batch, depth = *x.shape[:2], w.shape[-1]
+    clients, batch, depth, _ = grams.shape
     gamma, beta = norm
-    stats = gamma.new_empty(clients, batch, 4, stage.out)
-    grams = gamma.new_empty(clients, batch, depth, depth)
-    _statistics[(batch, clients)](
-        x, w, gamma, beta, stats, grams, batch, gamma.stride(0), **constants(stage),
-        G=stage.groups, EPS=stage.eps, KP=depth, PRECISION=precision, **options,
+    (oh, ow), channels = stage.map, _channels(stage, STATISTICS)
+    stats = grams.new_empty(clients, batch, 4, stage.out)
+    _statistics[(batch, stage.out // channels, clients)](
+        w, gamma, beta, grams, stats, batch, gamma.stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
+        G=stage.groups, EPS=stage.eps, KP=depth, **(STATISTICS | {"BO": channels}),
     )  # fmt: skip
-    return stats, grams
+    return stats
 
 
 def gradient(
@@ -133,7 +158,7 @@ def gradient(
     Some 800 programs, six for each multiprocessor of an H200, share samples and channels.
     """
     clients, batch = stats.shape[:2]
-    channels = min(stage.out, max(GRADIENT["BO"], stage.out // stage.groups))
+    channels = _channels(stage, GRADIENT)
     blocks = stage.out // channels
     samples = 1 << max(0, (clients * batch * blocks // 800).bit_length() - 1)
     chunks, depth, (oh, ow) = triton.cdiv(batch, samples), w.shape[-1], stage.map
