@@ -76,11 +76,12 @@ def rehearse(runs: Sequence[Entry]) -> None:
 def _joined(runs: Sequence[Entry]) -> tuple[Job, list[Job], int]:
     """All cohorts as one chunk, one by one, and how many clients were added.
 
-    On a GPU a client of a stack of runs is worked on once more, in vain, up to the next multiple of `STEP`: a chunk of
-    another size is another graph to capture and to hold.
+    On a GPU a chunk of another size is another graph to capture and to hold. So where the runs' cohorts differ in size,
+    a client is worked on once more, in vain, up to the next multiple of `STEP`.
     """
     jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
-    spare = -sum(len(job) for job in jobs) % STEP if runs[0][0].graphs is not None and len(runs) > 1 else 0
+    sizes = [len(job) for job in jobs]
+    spare = -sum(sizes) % STEP if runs[0][0].graphs is not None and len(set(sizes)) > 1 else 0
     return local.stack([*jobs, jobs[0].first(spare)] if spare else jobs), jobs, spare
 
 
