@@ -2,10 +2,10 @@
 
 import gzip
 import json
+import resource
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 
 import numpy as np
@@ -320,11 +320,16 @@ def test_list_names_everything(capsys):
 def test_help_starts_at_once_and_without_torch():
     code = "import sys; from fedman.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert 'torch' not in sys.modules"
+
+    def spent():  # by the child on a processor: a busy machine does not count
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = spent()
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(spent() - started)
     assert min(seconds) < 0.5
 
 

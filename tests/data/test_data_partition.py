@@ -72,9 +72,9 @@ def test_parse_refuses(spec: str) -> None:
     ],
 )
 def test_dirichlet_of_the_paper(labels: np.ndarray, classes: int, spec: str, present: float, perplexity: float) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     parts = partition.split(labels, spec, 100, classes=classes)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert {len(part) for part in parts} == {len(labels) // 100}
     assert np.array_equal(np.sort(used(parts)), np.arange(len(labels)))
     found = partition.heterogeneity(labels, parts, classes)
