@@ -148,10 +148,16 @@ def stage_cases(
     if i == 0:
         stats = grams = None
         if norm:
-            stats, grams = gram.statistics(stage, x, w, norm, precision)
-            out.append(Case(f"{label} statistics",
-                            lambda o: gram.statistics(stage, x, w, norm, precision, o or gram.STATISTICS),
-                            0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3])))  # fmt: skip
+            depth = w.shape[-1]
+            grams = gram.matrices(stage, x, depth, precision)
+            stats = gram.statistics(stage, w, norm, grams)
+            out += [
+                Case(f"{label} Gram matrices",
+                     lambda o: gram.matrices(stage, x, depth, precision, o or gram.MATRICES),
+                     0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3, 4])),
+                Case(f"{label} statistics", lambda o: gram.statistics(stage, w, norm, grams, o or gram.STATISTICS),
+                     0, 4 * grams.numel(), grid(BO=[32, 64], num_warps=[4, 8])),
+            ]  # fmt: skip
         pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
         part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
@@ -167,19 +173,20 @@ def stage_cases(
         ]  # fmt: skip
         if norm:
             out.append(Case(f"{label} norm gradient",
-                            lambda _: gram.gradient(stage, w, norm, stats, grams, part),
-                            0, 8 * part.numel(), []))  # fmt: skip
+                            lambda o: gram.gradient(stage, w, norm, stats, grams, part, precision, o or gram.GRADIENT),
+                            0, 4 * (part.numel() + grams.numel()),
+                            grid(BO=[32, 64], PROGRAMS=[800, 3200], num_warps=[4, 8], num_stages=[2])))  # fmt: skip
     else:
         z = conv.forward(stage, x, w, bias, precision)
         pooled, arg, stats = activation.forward(stage, z, norm, share, man, strides)
         d = torch.randn_like(pooled)
-        dz, _, _ = activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides)
+        dz, _, _ = activation.backward(stage, z, norm, share, pooled, d, arg, stats, zeta, strides)
         part = conv.weight_gradient(stage, x, dz, precision)
         tiles = grid(BM=[128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
         pixel_tiles = (
-            grid(BM=[32, 64, 128, 256], CHUNK=[chunk], BO=[stage.out // stage.groups], num_warps=[4, 8, 16])
+            grid(BM=[8, 16, 32, 64], CHUNK=[chunk], num_warps=[2, 4, 8])
             if norm
-            else [t | {"CHUNK": t["BM"]} for t in grid(BM=[8, 16, 32], BO=[stage.out], num_warps=[2, 4])]
+            else [t | {"CHUNK": t["BM"]} for t in grid(BM=[8, 16, 32], num_warps=[2, 4])]
         )
         ranges = grid(BK=[32, 64], BC=[64], BO=[64], num_warps=[4], num_stages=[2, 3], SPLITS=[1, 2, 4, 8, 13])
         out += [
@@ -188,7 +195,7 @@ def stage_cases(
             Case(f"{label} activation", lambda o: activation.forward(stage, z, norm, share, man, strides, o),
                  0, entries * size + small, pixel_tiles),
             Case(f"{label} activation backward",
-                 lambda o: activation.backward(stage, z, norm, share, d, arg, stats, zeta, strides, o),
+                 lambda o: activation.backward(stage, z, norm, share, pooled, d, arg, stats, zeta, strides, o),
                  0, 2 * entries * size + small, pixel_tiles),
             Case(f"{label} weight gradient", lambda o: conv.weight_gradient(stage, x, dz, precision, o),
                  flops, read + entries * size, ranges),

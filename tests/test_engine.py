@@ -250,13 +250,14 @@ def test_float32_follows_float64():
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("graphs", [None, Loop()], ids=["plain", "graphs"])
+@pytest.mark.parametrize("graphs", [None, Loop], ids=["plain", "graphs"])
+@pytest.mark.parametrize("shared", [False, True], ids=["own cohorts", "one cohort"])
 @pytest.mark.parametrize("case", CASES)
-def test_stacked_runs_are_the_separate_runs(case, graphs):
+def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
     """Three runs with other seeds, ζ, partitions and numbers of the algorithm in one chunk: each ends where it ends
     alone.
 
-    Where graphs are captured, chunks are filled up to few sizes.
+    Where graphs are captured, chunks of cohorts that differ in size are filled up to few sizes.
     """
     name, hyper = CASES[case]
     given = {**hyperparameters(name), **hyper}
@@ -266,17 +267,24 @@ def test_stacked_runs_are_the_separate_runs(case, graphs):
         (hyper, replace(TRAINING, seed=2, zeta=0.0), samples()),
         (other, TRAINING, samples([14, 6, 19, 10, 15, 6])),
     ]
-    alone = [play(engine(name, h, training=t, data=d))[0].server["w"] for h, t, d in variants]
+    schedules = [COHORTS if shared else COHORTS[i:] + COHORTS[:i] for i in range(3)]
+    alone = [
+        play(engine(name, h, training=t, data=d), cohorts)[0].server["w"]
+        for (h, t, d), cohorts in zip(variants, schedules, strict=True)
+    ]
     runs = [engine(name, h, training=t, data=d) for h, t, d in variants]
+    loop = graphs and graphs()
     for run in runs:
         run.longest = 20  # plans of one shape, as on a GPU
-        run.graphs = graphs
+        run.graphs = loop
     states = [run.start() for run in runs]
-    for cohort in COHORTS:
-        list(launch([(run, state, cohort) for run, state in zip(runs, states, strict=True)]).land())
+    for cohorts in zip(*schedules, strict=True):
+        list(launch(list(zip(runs, states, cohorts, strict=True))).land())
     for state, w in zip(states, alone, strict=True):
         torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
-    assert graphs is None or (graphs.sizes and not any(size % STEP for size in graphs.sizes))
+    if loop:
+        sizes = {sum(map(len, cohorts)) for cohorts in zip(*schedules, strict=True)}
+        assert set(loop.sizes) == {n if shared else n + -n % STEP for n in sizes}
 
 
 @pytest.mark.parametrize("cohort", [[5], [1, 3], [0, 2, 5]])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedman.engine
-import fedman.flight
+import fedman.local
 from cases import CASES
 from federations import COHORTS, TRAINING, Loop, engine, network, play
 from fedman.errors import UserError
@@ -29,7 +29,7 @@ def room(monkeypatch):
             return real(job, *rest)
 
         monkeypatch.setattr(fedman.engine, "train", train)
-        monkeypatch.setattr(fedman.flight, "train", train)
+        monkeypatch.setattr(fedman.local, "train", train)
         return tried
 
     return limit

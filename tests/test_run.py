@@ -16,6 +16,7 @@ from torch import nn
 import fedman
 import fedman.data
 from faults.runs import fingerprint
+from federations import Loop
 from fedman import experiment, sweep
 from fedman.algorithms import ALGORITHMS
 from fedman.assembly import man_layers
@@ -299,6 +300,29 @@ def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
     assert sweep.groups(configs, "cpu") == [[0], [1]]
     others = [{"lr": 0.05}, {"alpha": 0.02}, {"decayed": True}]
     assert sweep.groups(configs + [resolve({**keys, **other}) for other in others], "cuda") == [[0, 1, 3], [2], [4]]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypatch):
+    """On a GPU graphs live in each other's memory, where that is large enough."""
+    configs = [resolve({**SMALL, "rounds": 12, "precision": "fp64", "seed": s}) for s in range(seeds)]
+    data, quiet = DIGITS["digits", None], [lambda record: None] * seeds
+    plain = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    graphs, make = Loop(), experiment.make_engine
+
+    def engine(*given):
+        made = make(*given)
+        made.graphs = graphs
+        return made
+
+    monkeypatch.setattr(experiment, "make_engine", engine)
+    replayed = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    assert len(graphs.sizes) > 1
+    assert graphs.sizes[0] == max(graphs.sizes)
+    for a, b in zip(plain, replayed, strict=True):
+        assert a.accuracy == b.accuracy
+        for k, v in a.models["all"].items():
+            torch.testing.assert_close(b.models["all"][k], v, rtol=1e-9, atol=1e-11)
 
 
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):

@@ -22,7 +22,7 @@ from fedman.batches import Batches, Samples
 from fedman.data.augment import PAD
 from fedman.errors import Diverged, UserError
 from fedman.federation import Federation, put, start, take
-from fedman.graphs import Graphs
+from fedman.graphs import Graphs, Task
 from fedman.local import Job, train
 from fedman.sampling import plan
 from fedman.stacked import Stacked
@@ -270,9 +270,10 @@ class Engine:
         if self.graphs is None:
             return self._scores(w)
         carry = {"scores": torch.zeros(2, dtype=torch.float64, device=self.device)}
-        return self.graphs.run(
+        task = Task(
             lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"])}, {"test": {"w": w}}, carry, 1
-        )["scores"]
+        )
+        return self.graphs.run(task)["scores"]
 
     def _scores(self, w: Tensor, batch: int | None = None) -> Tensor:
         n = len(self.samples.y_test)

@@ -23,7 +23,7 @@ from fedman.data import Dataset, load
 from fedman.engine import Engine, Outcome
 from fedman.errors import Diverged, Interrupted
 from fedman.federation import Federation
-from fedman.flight import Flight, launch
+from fedman.flight import Flight, launch, rehearse
 from fedman.local import Stopped
 from fedman.records import (
     LOCAL,
@@ -247,6 +247,7 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
     ends: dict[int, Result | Diverged] = {}
     for run in runs:
         run.beside = len(runs)
+    _rehearse(runs)
     while len(ends) < len(runs):
         t = min(run.state.round for i, run in enumerate(runs) if i not in ends)
         now = [i for i, run in enumerate(runs) if i not in ends and run.state.round == t]
@@ -274,6 +275,14 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
             else:
                 runs[i].evaluate(outcome)
     return [ends[i] for i in range(len(runs))]
+
+
+def _rehearse(runs: list[Run]) -> None:
+    """On a GPU, the largest round to come first: the others then live in its memory."""
+    left = range(min(run.state.round for run in runs), max(run.config.rounds for run in runs))
+    if runs[0].engine.graphs is not None and left:
+        t = max(left, key=lambda t: sum(len(run.cohort(t)) for run in runs))
+        rehearse([(run.engine, run.state, run.cohort(t)) for run in runs])
 
 
 def _launch(runs: list[Run]) -> Flight:

@@ -13,10 +13,11 @@ from itertools import islice
 
 import torch
 
+from fedman import local
 from fedman.engine import Engine, Outcome, Work, one_thread_each
 from fedman.errors import Diverged
 from fedman.federation import Federation
-from fedman.local import stack, train
+from fedman.local import Job
 from fedman.transfer import Fetched
 
 Entry = tuple[Engine, Federation, list[int]]
@@ -63,20 +64,34 @@ def launch(runs: Sequence[Entry]) -> Flight:
     return launch(runs)
 
 
-def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
-    """All cohorts as one chunk.
-
-    On a GPU a client is worked on once more, in vain, up to the next multiple of `STEP`: a chunk of another size is
-    another graph to capture and to hold.
-    """
+def rehearse(runs: Sequence[Entry]) -> None:
+    """Where rounds are replayed: capture this one's graph without playing it (see `Graphs.capture`)."""
     first = runs[0][0]
+    if first.graphs is None or sum(len(cohort) for _, _, cohort in runs) > first.chunk:
+        return
+    with suppress(torch.OutOfMemoryError):  # told when the round is played
+        local.rehearse(_joined(runs)[0], first.stacked, first.graphs)
+
+
+def _joined(runs: Sequence[Entry]) -> tuple[Job, list[Job], int]:
+    """All cohorts as one chunk, one by one, and how many clients were added.
+
+    On a GPU a chunk of another size is another graph to capture and to hold. So where the runs' cohorts differ in size,
+    a client is worked on once more, in vain, up to the next multiple of `STEP`.
+    """
     jobs = [engine.job(state, cohort) for engine, state, cohort in runs]
     sizes = [len(job) for job in jobs]
-    spare = -sum(sizes) % STEP if first.graphs is not None else 0
-    whole = stack([*jobs, jobs[0].first(spare)] if spare else jobs)
-    w, figures = train(whole, first.stacked, first.graphs, first.stopping)
-    apart = {name: v.split([*sizes, spare]) for name, v in figures.items()}
+    spare = -sum(sizes) % STEP if runs[0][0].graphs is not None and len(set(sizes)) > 1 else 0
+    return local.stack([*jobs, jobs[0].first(spare)] if spare else jobs), jobs, spare
+
+
+def _stacked(runs: Sequence[Entry]) -> list[list[Work]]:
+    first = runs[0][0]
+    whole, jobs, spare = _joined(runs)
+    w, figures = local.train(whole, first.stacked, first.graphs, first.stopping)
+    sizes = [*(len(job) for job in jobs), spare]
+    apart = {name: v.split(sizes) for name, v in figures.items()}
     return [
         [Work(job, rows, {name: v[i] for name, v in apart.items()})]
-        for i, (job, rows) in enumerate(zip(jobs, w.split([*sizes, spare]), strict=False))
+        for i, (job, rows) in enumerate(zip(jobs, w.split(sizes), strict=False))
     ]

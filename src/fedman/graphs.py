@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,17 @@ from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 Inputs = Mapping[str, Tensors]
-Step = Callable[[Inputs, Tensor, Tensors], Tensors]
-"""step(inputs, j, carry) -> carry: the pure step number j `[1]`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Steps to take, one after the other."""
+
+    step: Callable[[Inputs, Any, Tensors], Tensors]  # step(inputs, j, carry) -> carry: the pure step number j `[1]`
+    inputs: Inputs
+    carry: Tensors  # before the first
+    steps: int
+    fixed: Hashable = None  # tells tasks apart whose tensors have the same shapes
 
 
 class Graphs:
@@ -39,25 +49,33 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
-    def run(self, step: Step, inputs: Inputs, carry: Tensors, steps: int, fixed: Hashable = None) -> dict[str, Tensor]:
-        """The carry after `steps` steps. `fixed` tells steps apart whose inputs have the same shapes."""
-        shapes = tuple((group, name, v.shape) for group, tensors in inputs.items() for name, v in tensors.items())
-        key = fixed, shapes
+    def capture(self, task: Task) -> _Captured | None:
+        """The graph of a task; None if there is none.
+
+        What a graph needs of memory is taken from what the graphs before it hold, if the pieces are large enough.
+        Where tasks of several sizes are to come, capture the largest first.
+        """
+        shapes = tuple((group, name, v.shape) for group, tensors in task.inputs.items() for name, v in tensors.items())
+        key = task.fixed, shapes
         if key not in self._captured:
-            several = next(n for n in (5, 4, 3, 2, 1) if steps % n == 0)
             try:
-                self._captured[key] = _Captured(step, inputs, carry, several, self._place, self._pool, self._stream)
+                self._captured[key] = _Captured(task, self._place, self._pool, self._stream)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 self._captured[key] = None
                 warnings.warn(f"no CUDA graph of this model, which is slower: {error}", stacklevel=2)
-        captured = self._captured[key]
+        return self._captured[key]
+
+    def run(self, task: Task) -> dict[str, Tensor]:
+        """The carry after all steps."""
+        captured = self.capture(task)
         if captured is not None:
-            return captured.replay(inputs, carry, steps)
-        for j in range(steps):
-            device = next(iter(carry.values())).device
-            carry = step(inputs, torch.full((1,), j, device=device), carry)
+            return captured.replay(task)
+        carry = task.carry
+        device = next(iter(carry.values())).device
+        for j in range(task.steps):
+            carry = task.step(task.inputs, torch.full((1,), j, device=device), carry)
         return dict(carry)
 
     def _place(self, group: str, name: str, v: Tensor) -> Tensor:
@@ -67,30 +85,30 @@ class Graphs:
         key = group, name, v.dtype, v.shape[1:]
         room = self._rooms.get(key)
         if room is None or len(room) < len(v):
-            room = self._rooms[key] = v.new_empty(len(v) * 5 // 4, *v.shape[1:])
+            room = self._rooms[key] = v.new_empty(v.shape)
         return room[: len(v)].copy_(v)
 
 
 class _Captured:
     def __init__(
-        self, step: Step, inputs: Inputs, carry: Tensors, several: int, place: Callable[[str, str, Tensor], Tensor],
-        pool: Any, stream: torch.cuda.Stream,
-    ) -> None:  # fmt: skip
-        self.several = several
+        self, task: Task, place: Callable[[str, str, Tensor], Tensor], pool: Any, stream: torch.cuda.Stream
+    ) -> None:
+        self.several = next(n for n in (5, 4, 3, 2, 1) if task.steps % n == 0)
         self.inputs = {
-            group: {name: place(group, name, v) for name, v in tensors.items()} for group, tensors in inputs.items()
+            group: {name: place(group, name, v) for name, v in tensors.items()}
+            for group, tensors in task.inputs.items()
         }
-        self.carry = {name: place("carry", name, v) for name, v in carry.items()}
+        self.carry = {name: place("carry", name, v) for name, v in task.carry.items()}
         device = next(iter(self.carry.values())).device
         self.j = torch.zeros(1, dtype=torch.int64, device=device)
         self.graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
+            task.step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
             stream.synchronize()
             self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
             try:
-                self._record(step)
+                self._record(task)
             except BaseException:
                 with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
                     self.graph.capture_end()
@@ -98,21 +116,21 @@ class _Captured:
             self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self, step: Step) -> None:
+    def _record(self, task: Task) -> None:
         now: Tensors = self.carry
         for _ in range(self.several):
-            now = step(self.inputs, self.j, now)
+            now = task.step(self.inputs, self.j, now)
             self.j.add_(1)
         for name, v in now.items():
             self.carry[name].copy_(v)
 
-    def replay(self, inputs: Inputs, carry: Tensors, steps: int) -> dict[str, Tensor]:
-        for group, tensors in inputs.items():
+    def replay(self, task: Task) -> dict[str, Tensor]:
+        for group, tensors in task.inputs.items():
             for name, v in tensors.items():
                 self.inputs[group][name].copy_(v)
-        for name, v in carry.items():
+        for name, v in task.carry.items():
             self.carry[name].copy_(v)
         self.j.zero_()
-        for _ in range(steps // self.several):
+        for _ in range(task.steps // self.several):
             self.graph.replay()
         return {name: v.clone() for name, v in self.carry.items()}

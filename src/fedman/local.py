@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedman.algorithms import Algorithm, Local, State
 from fedman.batches import Batch, Batches
-from fedman.graphs import Graphs, Inputs, Tensors
+from fedman.graphs import Graphs, Inputs, Task, Tensors
 from fedman.stacked import Stacked
 
 
@@ -78,9 +78,29 @@ def train(
 
     The MAN terms are those of the final model on the client's first batch, whether ζ is zero or not.
     """
+    task = _task(job, stacked)
+    if graphs is not None and not stopping.is_set():
+        carry = graphs.run(task)
+    else:
+        carry = dict(task.carry)
+        for j in range(task.steps):
+            if stopping.is_set():
+                raise Stopped
+            carry = dict(task.step(task.inputs, j, carry))
+    figures = {"loss": carry["loss"] / job.hp.steps[:, 0]}
+    return carry["w"], figures | stacked.man_terms(carry["w"], *job.batches.at(0))
+
+
+def rehearse(job: Job, stacked: Stacked, graphs: Graphs) -> None:
+    """Capture the graph of a job without taking a step."""
+    graphs.capture(_task(job, stacked))
+
+
+def _task(job: Job, stacked: Stacked) -> Task:
+    """The steps of a job as a function of tensors."""
     w = job.server["w"].expand(len(job), -1)
-    carry: Tensors = {"w": w, "loss": w.new_zeros(len(job))}
-    carry = {**carry, **{name: w.new_zeros(()).expand_as(w) for name in job.algorithm.scratch}}
+    carry = {"w": w, "loss": w.new_zeros(len(job))}
+    carry |= {name: w.new_zeros(()).expand_as(w) for name in job.algorithm.scratch}
     numbers = {"zeta": job.zeta, **vars(job.algorithm)}
     own = {name: v for name, v in numbers.items() if isinstance(v, Tensor)}
     inputs = {
@@ -98,24 +118,18 @@ def train(
         now = Job(batches, inputs["server"], inputs["memory"], hp, replace(job.algorithm, **own), zeta)
         return _step(now, stacked, batches.at(j), batches.active(j), carry)
 
-    if graphs is not None and not stopping.is_set():
-        fixed = tuple((name, v) for name, v in numbers.items() if name not in own)
-        carry = graphs.run(step, inputs, carry, job.batches.steps, fixed)
-    else:
-        for j in range(job.batches.steps):
-            if stopping.is_set():
-                raise Stopped
-            carry = step(inputs, j, carry)
-    figures = {"loss": carry["loss"] / job.hp.steps[:, 0]}
-    return carry["w"], figures | stacked.man_terms(carry["w"], *job.batches.at(0))
+    fixed = tuple((name, v) for name, v in numbers.items() if name not in own)
+    return Task(step, inputs, carry, job.batches.steps, fixed)
 
 
 def _step(job: Job, stacked: Stacked, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
     """One local step; clients that are not `active` any more stay where they are."""
     seen: list[Tensor] = []
+    x, y, weight = batch
+    x = stacked.images(x)
 
     def grad(w: Tensor) -> Tensor:
-        gradient, ce = stacked.gradient(w, *batch, job.zeta)
+        gradient, ce = stacked.gradient(w, x, y, weight, job.zeta)
         seen.append(ce)
         return gradient
 

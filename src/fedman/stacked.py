@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +124,11 @@ class Stacked:
         """bf16 products around the module, where that is asked for."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def losses(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
+    def images(self, x: Tensor) -> Any:
+        """A batch as `losses` and `gradient` take it, too, without doing again what does not depend on the weights."""
+        return x if self.kernels is None else self.kernels.images(x)
+
+    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
         """Cross-entropy `[S]` and the layers' MAN terms `[S, L]` of S models on their batches `[S, B, ...]`.
 
         `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Without `man` the terms
@@ -150,7 +154,7 @@ class Stacked:
         return ce, torch.stack(list(terms.values())).to(ce.dtype)
 
     def gradient(
-        self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, zeta: Tensor | float
+        self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         """The gradient `[S, P]` of cross-entropy + ζ·MAN, and the cross-entropy `[S]`."""
         if self.kernels is not None:

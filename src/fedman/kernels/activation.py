@@ -2,7 +2,10 @@
 
 The forward pass reads the map z once (twice from the cache with GroupNorm: a program owns a sample) and keeps the
 pooled values and the place of each maximum. The backward pass writes dF/dz: MAN makes it dense,
-dy = [y is the maximum]·g + 2ζ·share/n·relu(y), and GroupNorm couples the entries of a group.
+dy = [y is the maximum]·g + 2ζ·share/n·relu(y), and GroupNorm, y = γ·(z − mean)/σ + β, couples the entries of a group:
+dz = γ/σ·dy − (Σ γ·dy + (z − mean)/σ·Σ dy·(y − β))/(n·σ), with sums over the group's n entries. These need no pass over
+the map: g meets the pooled values alone, and MAN's part is its factor times Σ γ·relu(y) and Σ relu(y)·(y − β), which
+the forward pass has at hand.
 """
 
 # mypy: allow-untyped-defs
@@ -17,8 +20,10 @@ from fedman.kernels.stage import Launch, Stage
 from fedman.kernels.tiles import (
     activation_gradient,
     affine,
+    group_sum,
     incoming,
     marked,
+    moments,
     pooled_at,
     pooled_place,
     pooled_value,
@@ -32,140 +37,184 @@ from fedman.kernels.tiles import (
 def _at(n, q: tl.constexpr, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
     """Offsets of position q of windows n in one client's map, and which exist: both [BM, BO]."""
     b, row, column = window(n, (OH + 1) // 2, (OW + 1) // 2)
-    ok = (n < end) & (row + q // 2 < OH) & (column + q % 2 < OW)
+    ok = n < end
+    if OH % 2 == 1:
+        ok = ok & (row + q // 2 < OH)
+    if OW % 2 == 1:
+        ok = ok & (column + q % 2 < OW)
     at = ((b * OH + row + q // 2) * OW + column + q % 2)[:, None] * O + c[None, :]
     return at, tl.broadcast_to(ok[:, None], at.shape)
 
 
 @triton.jit
+def _load(z, n, q: tl.constexpr, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    at, ok = _at(n, q, end, c, OH, OW, O)
+    return tl.load(z + at, mask=ok, other=0.0)
+
+
+@triton.jit
+def _positions(z, n, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """The four positions of windows n, as stored.
+
+    Asked for together: the compiler moves no load across a store, and would wait for one after the other.
+    """
+    left = _load(z, n, 0, end, c, OH, OW, O)
+    right = _load(z, n, 1, end, c, OH, OW, O)
+    return left, right, _load(z, n, 2, end, c, OH, OW, O), _load(z, n, 3, end, c, OH, OW, O)
+
+
+@triton.jit
 def _forward(
     z, gamma, beta, share, pooled, arg, stats, man, B, P, man_stride, stride_px, stride_c,
-    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,  # noqa: E741
-    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
+    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,  # noqa: E741
+    CHUNK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of windows by BO channels; with GroupNorm, one group of a sample."""
+    """One chunk of windows; with GroupNorm, a sample."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    blocks = tl.num_programs(1)
+    NORM: tl.constexpr = G > 0
+    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles under way; without GroupNorm there is one
+    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     z += s * B * (OH * OW * O)
     pooled += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = block * BO + tl.arange(0, BO)
+    c = tl.arange(0, O)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
-    scale = tl.full((BO,), 1.0, tl.float32)
-    shift = tl.zeros((BO,), tl.float32)
+    scale = tl.full((O,), 1.0, tl.float32)
+    shift = tl.zeros((O,), tl.float32)
     if NORM:
-        total = tl.zeros((BM, BO), tl.float32)
-        total_squares = tl.zeros((BM, BO), tl.float32)
-        for start in range(0, CHUNK, BM):
+        sums = tl.zeros((BM, O), tl.float32)
+        sums_squares = tl.zeros((BM, O), tl.float32)
+        for start in tl.range(0, CHUNK, BM, num_stages=AHEAD):
+            tiles = _positions(z, first + start + tl.arange(0, BM), end, c, OH, OW, O)
             for q in tl.static_range(4):
-                at, ok = _at(first + start + tl.arange(0, BM), q, end, c, OH, OW, O)
-                v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-                total += v
-                total_squares += v * v
-        mean = tl.sum(tl.sum(total, 1), 0) / (OH * OW * BO)
-        variance = tl.sum(tl.sum(total_squares, 1), 0) / (OH * OW * BO) - mean * mean
-        rstd = 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
-        scale = rstd * tl.load(gamma + s * P + c)
-        shift = tl.load(beta + s * P + c) - mean * scale
-    value = tl.zeros((BM, BO), tl.float32)
-    for start in range(0, CHUNK, BM):
+                v = tiles[q].to(tl.float32)
+                sums += v
+                sums_squares += v * v
+        total = tl.sum(sums, 0)
+        mean, rstd = moments(total, tl.sum(sums_squares, 0), OH * OW * (O // G), EPS, G, O)
+        weight, bias = tl.load(gamma + s * P + c), tl.load(beta + s * P + c)
+        scale = rstd * weight
+        shift = bias - mean * scale
+    squares = tl.zeros((BM, O), tl.float32)
+    active = tl.zeros((BM, O), tl.float32)
+    for start in tl.range(0, CHUNK, BM, num_stages=AHEAD):
         n = first + start + tl.arange(0, BM)
-        best = tl.zeros((BM, BO), tl.int32)
-        squares = tl.zeros((BM, BO), tl.float32)
-        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
+        best = tl.zeros((BM, O), tl.int32)
+        here = tl.zeros((BM, O), tl.float32)
+        tiles = _positions(z, n, end, c, OH, OW, O)
         for q in tl.static_range(4):
-            at, ok = _at(n, q, end, c, OH, OW, O)
-            v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-            a = tl.where(ok, relu(affine(v, scale[None, :], shift[None, :], NORM)), 0.0)
-            squares += a * a
+            a = relu(affine(tiles[q].to(tl.float32), scale[None, :], shift[None, :], NORM))
+            if NORM and (OH % 2 == 1 or OW % 2 == 1 or CHUNK % BM > 0):  # what is not there is not zero any more
+                _, ok = _at(n, q, end, c, OH, OW, O)
+                a = tl.where(ok, a, 0.0)
             best = tl.maximum(best, marked(a, 3 - q))
-        value += part * squares
+            if NORM:  # the chunk is one sample
+                squares += a * a
+                active += a
+            else:
+                here += a * a
+        if not NORM:
+            squares += here * tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[:, None]
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
         tl.store(pooled + at, pooled_value(best), mask=((n < end) & complete)[:, None])
         tl.store(arg + n[:, None] * O + c[None, :], pooled_place(best), mask=(n < end)[:, None])
-    tl.store(man + s * man_stride + chunk * blocks + block, tl.sum(tl.sum(value, 1), 0) / (OH * OW * O))
+    by_channel = tl.sum(squares, 0)
+    value = tl.sum(by_channel, 0) / (OH * OW * O)
     if NORM:
-        stats += ((s * B + chunk) * blocks + block) * 2
+        value *= tl.load(share + s * B + chunk)
+        relus = tl.sum(active, 0)
+        stats += (s * B + chunk) * (5 * O) + c
         tl.store(stats, mean)
-        tl.store(stats + 1, rstd)
+        tl.store(stats + O, rstd)
+        tl.store(stats + 2 * O, total)
+        tl.store(stats + 3 * O, group_sum(weight * relus, G, O))
+        tl.store(stats + 4 * O, group_sum(by_channel - bias * relus, G, O))
+    tl.store(man + s * man_stride + chunk, value)
 
 
 @triton.jit
 def _backward(
-    z, gamma, beta, share, grad, arg, stats, dman, dz, bpart, npart, B, P, dman_stride, stride_px, stride_c,
-    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,  # noqa: E741
-    CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
+    z, gamma, beta, share, pooled, grad, arg, stats, dman, dz, bpart, npart, B, P, dman_stride, stride_px, stride_c,
+    O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
+    CHUNK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """dz of one chunk by BO channels; with GroupNorm first the group's dγ and dβ, which dz needs."""
+    """dz of one chunk, and its share of the bias gradient; with GroupNorm of a sample, and its dγ and dβ."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
-    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    NORM: tl.constexpr = G > 0
+    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles under way; without GroupNorm there is one
+    chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     z += s * B * (OH * OW * O)
     dz += s * B * (OH * OW * O)
     share += s * B
+    pooled += s * B * ((OH // 2) * (OW // 2) * O)
     grad += s * B * ((OH // 2) * (OW // 2) * O)
     arg += s * B * (WINDOWS * O)
-    c = block * BO + tl.arange(0, BO)
+    c = tl.arange(0, O)
     strength = 2.0 * tl.load(dman + s * dman_stride)
     first = chunk * CHUNK
     end = tl.minimum(first + CHUNK, B * WINDOWS)
     out = s * tl.num_programs(0) + chunk
-    scale = tl.full((BO,), 1.0, tl.float32)
-    shift = tl.zeros((BO,), tl.float32)
-    constant = 0.0
-    slope = 0.0
+    scale = tl.full((O,), 1.0, tl.float32)
+    shift = tl.zeros((O,), tl.float32)
     if NORM:
-        stats += ((s * B + chunk) * tl.num_programs(1) + block) * 2
-        mean = tl.load(stats)
-        rstd = tl.load(stats + 1)
-        weight = tl.load(gamma + s * P + c)
+        stats += (s * B + chunk) * (5 * O) + c
+        mean, rstd = tl.load(stats), tl.load(stats + O)
+        weight, bias = tl.load(gamma + s * P + c), tl.load(beta + s * P + c)
         scale = rstd * weight
-        shift = tl.load(beta + s * P + c) - mean * scale
-        sum_dy = tl.zeros((BM, BO), tl.float32)
-        sum_dyz = tl.zeros((BM, BO), tl.float32)
-        for start in range(0, CHUNK, BM):
+        shift = bias - mean * scale
+        sums = tl.zeros((BM, O), tl.float32)
+        sums_y = tl.zeros((BM, O), tl.float32)
+        for start in tl.range(0, CHUNK, BM, num_stages=AHEAD):
             n = first + start + tl.arange(0, BM)
-            g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
-            places = quarters(g)
-            for q in tl.static_range(4):
-                at, ok = _at(n, q, end, c, OH, OW, O)
-                v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
-                y = affine(v, scale[None, :], shift[None, :], NORM)
-                dy = tl.where(ok, activation_gradient(y, places[q], coef[:, None]), 0.0)
-                sum_dy += dy
-                sum_dyz += dy * (v - mean)
-        dbeta = tl.sum(sum_dy, 0)
-        dgamma = tl.sum(sum_dyz, 0) * rstd
-        slope = rstd * rstd * tl.sum(dgamma * weight, 0) / (OH * OW * BO)
-        constant = rstd * tl.sum(dbeta * weight, 0) / (OH * OW * BO) - mean * slope
-    bias = tl.zeros((BM, BO), tl.float32)
-    for start in range(0, CHUNK, BM):
+            at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
+            mask = ((n < end) & complete)[:, None]
+            y = tl.load(pooled + at, mask=mask, other=0.0).to(tl.float32)
+            g = tl.where(y > 0, tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), 0.0)
+            sums += g
+            sums_y += g * y
+        by_channel = tl.sum(sums, 0)
+        man = strength / (OH * OW * O) * tl.load(share + chunk)
+        total = group_sum(weight * by_channel, G, O) + man * tl.load(stats + 3 * O)
+        total_y = group_sum(tl.sum(sums_y, 0) - bias * by_channel, G, O) + man * tl.load(stats + 4 * O)
+        slope = rstd * rstd * total_y / (OH * OW * (O // G))
+        constant = rstd * total / (OH * OW * (O // G)) - mean * slope
+        dbias_rest = (OH * OW) * constant + slope * tl.load(stats + 2 * O)
+    dy = tl.zeros((BM, O), tl.float32)
+    dyz = tl.zeros((BM, O), tl.float32)
+    for start in tl.range(0, CHUNK, BM, num_stages=AHEAD):
         n = first + start + tl.arange(0, BM)
         g, coef = incoming(grad, arg, share, strength, n, end, c, stride_px, stride_c, OH, OW, O)
+        tiles = _positions(z, n, end, c, OH, OW, O)
         places = quarters(g)
         for q in tl.static_range(4):
             at, ok = _at(n, q, end, c, OH, OW, O)
-            v = tl.load(z + at, mask=ok, other=0.0).to(tl.float32)
+            v = tiles[q].to(tl.float32)
             y = affine(v, scale[None, :], shift[None, :], NORM)
             d = activation_gradient(y, places[q], coef[:, None])
+            if OH % 2 == 1 or OW % 2 == 1:
+                d = tl.where(ok, d, 0.0)
+            dy += d
             if NORM:
-                d = d * scale[None, :] - constant - v * slope
-            bias += tl.where(ok, d, 0.0)
+                dyz += d * v
+                d = d * scale[None, :] - constant[None, :] - v * slope[None, :]
             tl.store(dz + at, d, mask=ok)
-    tl.store(bpart + out * O + c, tl.sum(bias, 0))
+    dbias = tl.sum(dy, 0)
     if NORM:
-        tl.store(npart + out * (2 * O) + c, dgamma)
-        tl.store(npart + out * (2 * O) + O + c, dbeta)
+        npart += out * (2 * O) + c
+        tl.store(npart, rstd * (tl.sum(dyz, 0) - mean * dbias))
+        tl.store(npart + O, dbias)
+        dbias = rstd * weight * dbias - dbias_rest
+    tl.store(bpart + out * O + c, dbias)
 
 
 def launch(stage: Stage, backward: bool) -> Launch:
-    """Windows a tile, windows and channels a program, warps."""
+    """Windows a tile and a program, warps."""
     if stage.groups:
-        tile = min(128 if backward else 256, triton.next_power_of_2(stage.windows))
-        return {"BM": tile, "CHUNK": stage.windows, "BO": stage.out // stage.groups, "num_warps": max(4, tile // 16)}
+        tile = min(1024 // stage.out, triton.next_power_of_2(stage.windows))
+        return {"BM": tile, "CHUNK": stage.windows, "num_warps": 4}
     tile = 8 if backward else 32
-    return {"BM": tile, "CHUNK": tile, "BO": stage.out, "num_warps": 2 if backward else 4}
+    return {"BM": tile, "CHUNK": tile, "num_warps": 2 if backward else 4}
 
 
 def _chunks(stage: Stage, batch: int, options: Launch) -> int:
@@ -174,27 +223,29 @@ def _chunks(stage: Stage, batch: int, options: Launch) -> int:
 
 def parts(stage: Stage, batch: int) -> int:
     """How many partial MAN sums `forward` writes for a client."""
-    options = launch(stage, backward=False)
-    return _chunks(stage, batch, options) * (stage.out // options["BO"])
+    return _chunks(stage, batch, launch(stage, backward=False))
 
 
 def _constants(stage: Stage) -> dict[str, int]:
     oh, ow = stage.map
-    return {"O": stage.out, "OH": oh, "OW": ow, "NORM": stage.groups > 0}
+    return {"O": stage.out, "OH": oh, "OW": ow, "G": stage.groups}
 
 
 def forward(
     stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, man: Tensor,
     strides: tuple[int, int], options: Launch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Pooled output [S, B, pixels·O], places of the maxima [S, B, windows, O], mean and 1/σ [S, B, groups, 2]."""
+    """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
+
+    With GroupNorm [S, B, 5, O] too, by sample and channel: mean, 1/σ, Σ z, its group's Σ γ·relu(y), Σ relu(y)·(y − β).
+    """
     clients, batch = share.shape
     options = options or launch(stage, backward=False)
     pooled = z.new_empty(clients, batch, stage.pooled * stage.out)
     arg = z.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    stats = share.new_empty(clients, batch, stage.groups, 2)
+    stats = share.new_empty(clients, batch, 5 if norm else 0, stage.out)
     gamma, beta = norm or (share, share)
-    _forward[(_chunks(stage, batch, options), stage.out // options["BO"], clients)](
+    _forward[(_chunks(stage, batch, options), clients)](
         z, gamma, beta, share, pooled, arg, stats, man, batch, gamma.stride(0), man.stride(0), *strides,
         **_constants(stage), EPS=stage.eps, **options,
     )  # fmt: skip
@@ -202,8 +253,8 @@ def forward(
 
 
 def backward(
-    stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, grad: Tensor, arg: Tensor,
-    stats: Tensor, dman: Tensor, strides: tuple[int, int], options: Launch | None = None,
+    stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, pooled: Tensor, grad: Tensor,
+    arg: Tensor, stats: Tensor, dman: Tensor, strides: tuple[int, int], options: Launch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dF/dz, and partial gradients [S, chunks, O] of the conv's bias and [S, chunks, 2, O] of (γ, β)."""
     clients, batch = share.shape
@@ -213,8 +264,8 @@ def backward(
     bpart = share.new_empty(clients, count, stage.out)
     npart = share.new_empty(clients, count if norm else 0, 2, stage.out)
     gamma, beta = norm or (share, share)
-    _backward[(count, stage.out // options["BO"], clients)](
-        z, gamma, beta, share, grad, arg, stats, dman, dz, bpart, npart, batch, gamma.stride(0), dman.stride(0),
+    _backward[(count, clients)](
+        z, gamma, beta, share, pooled, grad, arg, stats, dman, dz, bpart, npart, batch, gamma.stride(0), dman.stride(0),
         *strides, **_constants(stage), **options,
     )  # fmt: skip
     return dz, bpart, npart

@@ -35,6 +35,13 @@ def _pack(
     tl.store(out + ((s * PAIR + right) * O + o) * KP + k, v, mask=k < KP)
 
 
+def depth(stage: Stage, channels: int) -> int:
+    """K of packed weights, for a conv of so many `channels`."""
+    if stage.channels == channels:
+        return stage.kernel**2 * channels
+    return triton.next_power_of_2(stage.kernel * (stage.kernel + 1) * stage.channels)
+
+
 def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     """Rows of parameters (conv weight [O, C, k, k], then bias) as [S, O, K] in the operands' type.
 
@@ -43,12 +50,11 @@ def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     the central tap, K padded to a power of two.
     """
     pair = 2 if stage.channels > channels else 1
-    size = stage.kernel * (stage.kernel + pair - 1) * stage.channels
-    block = triton.next_power_of_2(size)
-    depth = block if pair == 2 else size
-    out = w.new_empty(len(w), pair, stage.out, depth, dtype=STORAGE[precision])
+    size = depth(stage, channels)
+    out = w.new_empty(len(w), pair, stage.out, size, dtype=STORAGE[precision])
     _pack[(stage.out, pair, len(w))](
-        w, out, w.stride(0), channels, stage.channels, stage.out, stage.kernel, pair, depth, BLOCK=block
+        w, out, w.stride(0), channels, stage.channels, stage.out, stage.kernel, pair, size,
+        BLOCK=triton.next_power_of_2(size),
     )  # fmt: skip
     return out if pair == 2 else out[:, 0]
 
@@ -83,13 +89,13 @@ def unpack(part: Tensor, out: Tensor, stage: Stage, channels: int) -> None:
 
     In the first stage, partial gradients of the left and the right of a pair alternate.
     """
-    clients, parts, _, depth = part.shape
+    clients, parts, _, size = part.shape
     taps = triton.next_power_of_2(stage.kernel**2)
     block = min(stage.channels, 64)
     rows = min(triton.next_power_of_2(parts), max(1, 4096 // (taps * block)))
     _unpack[(stage.out, stage.channels // block, clients)](
         part, out, out.stride(0), parts, channels, stage.channels, stage.out, stage.kernel,
-        2 if stage.channels > channels else 1, depth, ROWS=rows, TAPS=taps, BC=block,
+        2 if stage.channels > channels else 1, size, ROWS=rows, TAPS=taps, BC=block,
     )  # fmt: skip
 
 

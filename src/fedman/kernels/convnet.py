@@ -16,6 +16,15 @@ from fedman.kernels.stage import STORAGE, Stage
 from fedman.models import ConvNet
 
 
+@dataclass(frozen=True)
+class Images:
+    """A prepared batch, and what it gives whatever the weights are: the Gram matrices of its patches, where GroupNorm
+    follows the first conv."""
+
+    x: Tensor
+    grams: Tensor | None
+
+
 class StackedConvNet:
     """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
 
@@ -84,33 +93,39 @@ class StackedConvNet:
         """Images [..., H, W, C] as the kernels hold them; `losses` does it itself for images not prepared."""
         return first.prepare(x, self.padding, self.dtype)
 
-    def losses(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def images(self, x: Tensor | Images) -> Images:
+        """Images, prepared or not, as all passes over them want them: for a step that takes several."""
+        if isinstance(x, Images):
+            return x
+        x = (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
+        stage = self.stages[0]
+        depth = conv.depth(stage, self.channels)
+        return Images(x, gram.matrices(stage, x, depth, self.precision) if stage.groups else None)
+
+    def losses(self, W: Tensor, x: Tensor | Images, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cross-entropy [S] and MAN terms [S, L] (mean squares of hidden ReLU outputs before pooling, and of logits).
 
-        W [S, P], x [S, B, H, W, C] channels last (or prepared), y [S, B]. Means over the batch are weighted by
-        `weight` [S, B] ≥ 0 if given; a client whose weights are all zero has loss zero.
+        W [S, P], x [S, B, H, W, C] channels last (or prepared, or `images`), y [S, B]. Means over the batch are
+        weighted by `weight` [S, B] ≥ 0 if given; a client whose weights are all zero has loss zero.
         """
-        return _Losses.apply(W, self._images(x), y, self._share(y, weight), self)
+        return _Losses.apply(W, self.images(x), y, self._share(y, weight), self)
 
     def gradient(
-        self, W: Tensor, x: Tensor, y: Tensor, zeta: Tensor, weight: Tensor | None = None
+        self, W: Tensor, x: Tensor | Images, y: Tensor, zeta: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy [S], MAN terms [S, L] and the gradient [S, P] of CE + Σ_l ζ·MAN_l, without autograd.
 
         `zeta` holds one value, one a client [S, 1], or one a client and layer [S, L].
         """
         share = self._share(y, weight)
-        ce, man, kept = self._forward(W, self._images(x), y, share)
+        ce, man, kept = self._forward(W, self.images(x), y, share)
         dce = share.new_ones(1).expand(len(W))
         return ce, man, self._backward(kept, dce, zeta.to(torch.float32).expand_as(man))
 
     def logits(self, W: Tensor, x: Tensor) -> Tensor:
         """The outputs [S, B, K] of S models on their images, without a gradient."""
         y = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
-        return self._forward(W, self._images(x), y, self._share(y, None))[2].inputs[-1]
-
-    def _images(self, x: Tensor) -> Tensor:
-        return (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
+        return self._forward(W, self.images(x), y, self._share(y, None))[2].inputs[-1]
 
     def _share(self, y: Tensor, weight: Tensor | None) -> Tensor:
         """Each sample's part of its client's batch mean, [S, B]."""
@@ -141,13 +156,13 @@ class StackedConvNet:
         convs[0] = first.parts(self.stages[0], batch, self.precision)
         return (*convs, *(linear.blocks(batch, n) for n in self.widths))
 
-    def _forward(self, W: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Kept]:
+    def _forward(self, W: Tensor, images: Images, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Kept]:
         """Losses, and what the backward pass needs."""
         W, y = W.detach().contiguous(), y.contiguous()
         parts = self._parts(y.shape[1])
         partial = share.new_empty(len(W), self.layers, max(parts))
-        kept = _Kept(W, y, share, [], [])
-        a = x
+        kept = _Kept(W, y, share, images.grams, [], [])
+        a = images.x
         for i in range(len(self.stages)):
             a = self._stage_forward(i, a, kept, partial[:, i])
         for i, width in enumerate(self.widths):
@@ -166,15 +181,15 @@ class StackedConvNet:
         norm, strides = self._norm(kept.W, i), self._strides(i)
         x = x.view(*share.shape, stage.height, stage.width, stage.channels)
         w = conv.pack(self._rows(kept.W, f"convs.{i}.weight"), stage, self._input_channels(i), precision)
-        z = stats = grams = None
+        z = stats = None
         if i == 0:
             if norm:
-                stats, grams = gram.statistics(stage, x, w, norm, precision)
+                stats = gram.statistics(stage, w, norm, kept.grams)
             pooled, place = first.forward(stage, x, w, share, stats, man, strides, precision)
         else:
             z = conv.forward(stage, x, w, self._rows(kept.W, f"convs.{i}.bias"), precision)
             pooled, place, stats = activation.forward(stage, z, norm, share, man, strides)
-        kept.stages.append((x, w, z, place, stats, grams))
+        kept.stages.append((x, w, z, pooled, place, stats))
         return pooled
 
     def _backward(self, kept: _Kept, dce: Tensor, dman: Tensor) -> Tensor:
@@ -199,14 +214,14 @@ class StackedConvNet:
         """From the gradient d of the pooled output to that of the input (for i > 0) and of the stage's parameters."""
         stage, share, precision = self.stages[i], kept.share, self.precision
         norm, strides, rows = self._norm(kept.W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
-        x, w, z, place, stats, grams = kept.stages[i]
+        x, w, z, pooled, place, stats = kept.stages[i]
         if i == 0:
             part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
-                npart = gram.gradient(stage, w, norm, stats, grams, part)
+                part, npart = gram.gradient(stage, w, norm, stats, kept.grams, part, precision)
             conv.unpack(part, rows, stage, self.channels)
         else:
-            d, bpart, npart = activation.backward(stage, z, norm, share, d, place, stats, dman, strides)
+            d, bpart, npart = activation.backward(stage, z, norm, share, pooled, d, place, stats, dman, strides)
             with aside.work(d, bpart):
                 torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
                 conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage, stage.channels)
@@ -228,11 +243,13 @@ def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
 
 @dataclass
 class _Kept:
-    """Parameters, labels and shares; the inputs of the linear layers and the logits; what each stage keeps."""
+    """Parameters, labels, shares and Gram matrices; the inputs of the linear layers and the logits; what each stage
+    keeps."""
 
     W: Tensor
     y: Tensor
     share: Tensor
+    grams: Any
     inputs: list[Tensor]
     stages: list[Any]
 
@@ -241,7 +258,7 @@ class _Losses(torch.autograd.Function):
     """The whole model as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, W: Tensor, x: Tensor, y: Tensor, share: Tensor, net: StackedConvNet) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, W: Tensor, x: Images, y: Tensor, share: Tensor, net: StackedConvNet) -> tuple[Tensor, Tensor]:
         ce, man, ctx.kept = net._forward(W, x, y, share)
         ctx.net = net
         return ce, man

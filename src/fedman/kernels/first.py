@@ -147,7 +147,6 @@ def _forward(
     value = tl.zeros((2 * BO, BM), tl.float32)
     for start in range(0, CHUNK, BM):
         n = first + start + tl.arange(0, BM)
-        part = tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[None, :]
         squares = tl.zeros((2 * BO, BM), tl.float32)
         best = tl.zeros((2 * BO, BM), tl.int32)
         for qh in tl.static_range(2):
@@ -158,9 +157,13 @@ def _forward(
                 a = tl.where(column[None, :] + side[:, None] < OW, a, 0.0)
             if NORM and (OH % 2 == 1 or CHUNK % BM > 0):
                 a = tl.where(ok[None, :], a, 0.0)
-            squares += a * a
+            if NORM:  # the chunk is one sample
+                value += a * a
+            else:
+                squares += a * a
             best = marked(a, 2) if qh == 0 else tl.maximum(best, marked(a, 0))
-        value += squares if NORM else part * squares  # with GroupNorm the chunk is one sample
+        if not NORM:
+            value += squares * tl.load(share + s * B + n // WINDOWS, mask=n < end, other=0.0)[None, :]
         top = of_windows(best, BO, BM)
         at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
         tl.store(pooled + at, pooled_value(top), mask=((n < end) & complete)[:, None])

@@ -11,129 +11,164 @@ A patch serves a pair of outputs, left and right, with weights of their own (`fi
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fedman.kernels.first import constants, pair_weights, patches
 from fedman.kernels.stage import Launch, Stage
-from fedman.kernels.tiles import dot
+from fedman.kernels.tiles import dot, group_sum, moments
 
 
 @triton.jit
-def _group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
-    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
-
-
-@triton.jit
-def _moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
-    mean = _group_sum(total, G, O) / entries
-    variance = _group_sum(squares, G, O) / entries - mean * mean
-    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
-
-
-@triton.jit
-def _times(gram, weight):
-    """A·w in nearly full fp32: sums over a whole map cancel."""
+def _times(gram, weight, EXACT: tl.constexpr):
+    """A·w, in nearly full fp32 or in TF32."""
     zero = tl.zeros(weight.shape, tl.float32)
-    return tl.dot(gram, weight, zero, input_precision="tf32x3")
+    return tl.dot(gram, weight, zero, input_precision="tf32x3" if EXACT else "tf32")
 
 
 @triton.jit
-def _statistics(
-    x, w, gamma, beta, stats, grams, B, P,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr,  # noqa: E741
-    OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr, EPS: tl.constexpr,
+def _matrices(
+    x, grams, B,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KS: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     BM: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * (OW // 2)
     b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k, c = tl.arange(0, KP), tl.arange(0, O)
+    k = tl.arange(0, KP)
     x += s * B * (H * W * C)
     gram = tl.zeros((KP, KP), tl.float32)
     for row in range(2 * ((WINDOWS + BM - 1) // BM)):
         n = b * WINDOWS + row // 2 * BM + tl.arange(0, BM)
         patch, _, _ = patches(x, n, row % 2, (b + 1) * WINDOWS, H, W, C, KS, OH, OW, KP)
         gram = dot(tl.trans(patch), patch, gram, PRECISION)
+    tl.store(grams + (s * B + b) * (KP * KP) + k[:, None] * KP + k[None, :], gram)
+
+
+@triton.jit
+def _statistics(
+    w, gamma, beta, grams, stats, B, P,
+    C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
+    EPS: tl.constexpr, KP: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """A sample by BO channels, whole groups of them."""
+    b, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    k, c = tl.arange(0, KP), block * BO + tl.arange(0, BO)
     sample = s * B + b
-    tl.store(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :], gram)
+    gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
     left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
     right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
     sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
     total = tl.sum((left + right) * sums[:, None], 0)
-    squares = tl.sum(left * _times(gram, left), 0) + tl.sum(right * _times(gram, right), 0)
-    mean, rstd = _moments(total, squares, OH * OW * (O // G), EPS, G, O)
+    # exact in any precision: the variance is a difference
+    squares = tl.sum(left * _times(gram, left, True), 0) + tl.sum(right * _times(gram, right, True), 0)
+    mean, rstd = moments(total, squares, OH * OW * (O // G), EPS, BO * G // O, BO)
     scale = rstd * tl.load(gamma + s * P + c)
-    stats += sample * (4 * O)
-    tl.store(stats + c, mean)
-    tl.store(stats + O + c, rstd)
-    tl.store(stats + 2 * O + c, scale)
-    tl.store(stats + 3 * O + c, tl.load(beta + s * P + c) - mean * scale)
+    stats += sample * (4 * O) + c
+    tl.store(stats, mean)
+    tl.store(stats + O, rstd)
+    tl.store(stats + 2 * O, scale)
+    tl.store(stats + 3 * O, tl.load(beta + s * P + c) - mean * scale)
 
 
 @triton.jit
 def _gradient(
-    w, gamma, stats, grams, part, npart, B, P,
+    w, gamma, stats, grams, part, whole, npart, B, P,
     C: tl.constexpr, O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
-    KP: tl.constexpr,
+    KP: tl.constexpr, BO: tl.constexpr, SAMPLES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    b, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k, c = tl.arange(0, KP), tl.arange(0, O)
-    sample = s * B + b
-    stats += sample * (4 * O)
-    mean, rstd, scale = tl.load(stats + c), tl.load(stats + O + c), tl.load(stats + 2 * O + c)
+    """A few samples by BO channels, whole groups of them."""
+    GROUPS: tl.constexpr = BO * G // O
+    chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    k, c = tl.arange(0, KP), block * BO + tl.arange(0, BO)
     left = tl.trans(pair_weights(w, s, 0, c, O, KP)).to(tl.float32)
     right = tl.trans(pair_weights(w, s, 1, c, O, KP)).to(tl.float32)
-    at = part + sample * (2 * O * KP) + c[None, :] * KP + k[:, None]
-    dleft, dright = tl.load(at), tl.load(at + O * KP)
-    dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
-    dgamma = rstd * (tl.sum(left * dleft + right * dright, 0) - mean * dbeta)
-    tl.store(npart + sample * (2 * O) + c, dgamma)
-    tl.store(npart + sample * (2 * O) + O + c, dbeta)
     weighting = tl.load(gamma + s * P + c) / (OH * OW * (O // G))
-    slope = rstd * rstd * _group_sum(dgamma * weighting, G, O)
-    constant = rstd * _group_sum(dbeta * weighting, G, O) - mean * slope
-    gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
-    sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
-    shift = sums[:, None] * constant[None, :]
-    tl.store(at, dleft * scale[None, :] - shift - _times(gram, left) * slope[None, :])
-    tl.store(at + O * KP, dright * scale[None, :] - shift - _times(gram, right) * slope[None, :])
+    at = c[None, :] * KP + k[:, None]
+    to_left = tl.zeros((KP, BO), tl.float32)
+    to_right = tl.zeros((KP, BO), tl.float32)
+    to_gamma = tl.zeros((BO,), tl.float32)
+    to_beta = tl.zeros((BO,), tl.float32)
+    for b in range(chunk * SAMPLES, tl.minimum((chunk + 1) * SAMPLES, B)):
+        sample = s * B + b
+        of = stats + sample * (4 * O) + c
+        mean, rstd, scale = tl.load(of), tl.load(of + O), tl.load(of + 2 * O)
+        dleft = tl.load(part + sample * (2 * O * KP) + at)
+        dright = tl.load(part + sample * (2 * O * KP) + O * KP + at)
+        gram = tl.load(grams + sample * (KP * KP) + k[:, None] * KP + k[None, :])
+        dbeta = tl.sum(tl.where((k == C - 1)[:, None], dleft + dright, 0.0), 0)
+        dgamma = rstd * (tl.sum(left * dleft + right * dright, 0) - mean * dbeta)
+        slope = rstd * rstd * group_sum(dgamma * weighting, GROUPS, BO)
+        constant = rstd * group_sum(dbeta * weighting, GROUPS, BO) - mean * slope
+        sums = tl.sum(tl.where((k == C - 1)[None, :], gram, 0.0), 1)
+        shift = sums[:, None] * constant[None, :]
+        to_left += dleft * scale[None, :] - shift - _times(gram, left, EXACT) * slope[None, :]
+        to_right += dright * scale[None, :] - shift - _times(gram, right, EXACT) * slope[None, :]
+        to_gamma += dgamma
+        to_beta += dbeta
+    out = s * tl.num_programs(0) + chunk
+    tl.store(whole + out * (2 * O * KP) + at, to_left)
+    tl.store(whole + out * (2 * O * KP) + O * KP + at, to_right)
+    tl.store(npart + out * (2 * O) + c, to_gamma)
+    tl.store(npart + out * (2 * O) + O + c, to_beta)
 
 
-STATISTICS: Launch = {"BM": 128, "num_warps": 4, "num_stages": 3}
-GRADIENT: Launch = {"num_warps": 4}
+MATRICES: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
+STATISTICS: Launch = {"BO": 32, "num_warps": 4}
+GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 8, "num_stages": 2}
+
+
+def _channels(stage: Stage, options: Launch) -> int:
+    """Channels a program: about as many as in the options, but whole groups."""
+    return min(stage.out, max(options["BO"], stage.out // stage.groups))
+
+
+def matrices(stage: Stage, x: Tensor, depth: int, precision: str, options: Launch = MATRICES) -> Tensor:
+    """The Gram matrices [S, B, KP, KP] of the images' patches, `depth` = KP numbers each. Weights do not matter."""
+    clients, batch = x.shape[:2]
+    grams = x.new_empty(clients, batch, depth, depth, dtype=torch.float32)
+    shape = {key: value for key, value in constants(stage).items() if key != "O"}
+    _matrices[(batch, clients)](x, grams, batch, **shape, KP=depth, PRECISION=precision, **options)
+    return grams
 
 
 def statistics(
-    stage: Stage, x: Tensor, w: Tensor, norm: tuple[Tensor, Tensor], precision: str, options: Launch = STATISTICS
-) -> tuple[Tensor, Tensor]:
-    """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O], and Gram matrices [S, B, KP, KP].
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], grams: Tensor, options: Launch = STATISTICS
+) -> Tensor:
+    """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O].
 
     The normalised map is z·scale + shift. `norm` are GroupNorm's scale and shift, rows of the flat parameters.
     """
-    clients, batch, depth = *x.shape[:2], w.shape[-1]
+    clients, batch, depth, _ = grams.shape
     gamma, beta = norm
-    stats = gamma.new_empty(clients, batch, 4, stage.out)
-    grams = gamma.new_empty(clients, batch, depth, depth)
-    _statistics[(batch, clients)](
-        x, w, gamma, beta, stats, grams, batch, gamma.stride(0), **constants(stage),
-        G=stage.groups, EPS=stage.eps, KP=depth, PRECISION=precision, **options,
+    (oh, ow), channels = stage.map, _channels(stage, options)
+    stats = grams.new_empty(clients, batch, 4, stage.out)
+    _statistics[(batch, stage.out // channels, clients)](
+        w, gamma, beta, grams, stats, batch, gamma.stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
+        G=stage.groups, EPS=stage.eps, KP=depth, **(options | {"BO": channels}),
     )  # fmt: skip
-    return stats, grams
+    return stats
 
 
 def gradient(
-    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor
-) -> Tensor:
-    """Partial gradients [S, B, 2, O] of γ and β; turns `part`, made for the normalised map, into that for the map."""
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str,
+    options: Launch = GRADIENT,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Partial gradients for the map [S, 2·chunks, O, KP], from those for the normalised map, and of γ and β
+    [S, chunks, 2, O].
+
+    About `PROGRAMS` programs (800 are six for each multiprocessor of an H200) share samples and channels.
+    """
     clients, batch = stats.shape[:2]
-    npart = stats.new_empty(clients, batch, 2, stage.out)
-    oh, ow = stage.map
-    _gradient[(batch, clients)](
-        w, norm[0], stats, grams, part, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
-        G=stage.groups, KP=w.shape[-1], **GRADIENT,
+    tile = {key: value for key, value in options.items() if key != "PROGRAMS"} | {"BO": _channels(stage, options)}
+    blocks = stage.out // tile["BO"]
+    samples = 1 << max(0, (clients * batch * blocks // options["PROGRAMS"]).bit_length() - 1)
+    chunks, depth, (oh, ow) = triton.cdiv(batch, samples), w.shape[-1], stage.map
+    whole = part.new_empty(clients, 2 * chunks, stage.out, depth)
+    npart = stats.new_empty(clients, chunks, 2, stage.out)
+    _gradient[(chunks, blocks, clients)](
+        w, norm[0], stats, grams, part, whole, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh,
+        OW=ow, G=stage.groups, KP=depth, SAMPLES=samples, EXACT=precision == "fp32", **tile,
     )  # fmt: skip
-    return npart
+    return whole, npart

@@ -88,6 +88,21 @@ def affine(z, scale, shift, NORM: tl.constexpr):
 
 
 @triton.jit
+def group_sum(v, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Sums of the channel vector v over its G groups, repeated for each channel: [O] to [O]."""
+    total = tl.sum(tl.reshape(v, (G, O // G)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (G, O // G)), (O,))
+
+
+@triton.jit
+def moments(total, squares, entries: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr, O: tl.constexpr):  # noqa: E741
+    """Mean and 1/σ of each channel's group from sums per channel; a group has `entries` values."""
+    mean = group_sum(total, G, O) / entries
+    variance = group_sum(squares, G, O) / entries - mean * mean
+    return mean, 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + EPS)
+
+
+@triton.jit
 def incoming(
     grad, arg, share, strength, n, end, c, stride_px, stride_c,
     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741

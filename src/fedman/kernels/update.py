@@ -29,8 +29,17 @@ def _squares(g, part, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def _of_row(value, s, stride, ROWS: tl.constexpr):
+    """Row s's own value, or the number that serves all."""
+    if ROWS:
+        return tl.load(value + s * stride)
+    else:
+        return value
+
+
+@triton.jit
 def _update(
-    w, g, out, part, lr, extra, clip, decay, lr_stride, extra_stride, EXTRA: tl.constexpr,
+    w, g, out, part, lr, extra, clip, decay, lr_stride, extra_stride, EXTRAS: tl.constexpr,
     P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(1).to(tl.int64)
@@ -39,22 +48,12 @@ def _update(
     factor = clip / (norm + 1e-6)
     factor = tl.where(factor > 1.0, 1.0, factor)
     eta = tl.load(lr + s * lr_stride)
-    if EXTRA:
-        decay += tl.load(extra + s * extra_stride)
+    decay += _of_row(extra, s, extra_stride, EXTRAS)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.multiple_of(s * P, ALIGN) + i
     v = tl.load(w + at, mask=i < P)
     d = tl.load(g + at, mask=i < P)
     tl.store(out + at, v - (eta * factor) * d - (eta * decay) * v, mask=i < P)
-
-
-@triton.jit
-def _of_row(value, s, stride, ROWS: tl.constexpr):
-    """Row s's own value, or the number that serves all."""
-    if ROWS:
-        return tl.load(value + s * stride)
-    else:
-        return value
 
 
 @triton.jit
@@ -108,8 +107,6 @@ def clip_update(
     `lr` is a tensor on the device, of one value or of one a row; so is `extra`, where it is no number. `out` may
     be `w`.
     """
-    rows = extra.reshape(-1) if isinstance(extra, Tensor) else lr
-    decay = decay if isinstance(extra, Tensor) else decay + extra
     w, g = w.contiguous(), g.contiguous()
     clients, size = w.shape
     out = torch.empty_like(w) if out is None else out
@@ -118,8 +115,8 @@ def clip_update(
     constants = {"P": size, "ALIGN": math.gcd(size, 4), **options}
     _squares[(parts, clients)](g, part, **constants)
     _update[(parts, clients)](
-        w, g, out, part, lr, rows, clip, decay, _stride(lr), _stride(rows), isinstance(extra, Tensor),
-        PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
+        w, g, out, part, lr, extra, clip, decay, _stride(lr), _stride(extra),
+        EXTRAS=isinstance(extra, Tensor), PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
     )  # fmt: skip
     return out
 
