@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,10 @@ def test_top_and_trace_unless_told(made, runs, capsys):
         assert entry["precision"] == "fp32"
         assert entry["version"] == fedman.records.version()
         assert {"seconds", "batch_size", "device", "torch"} < set(entry)
+    about = json.loads((runs / "man/flatness.json").read_text())["run"]
+    asked = tomllib.loads((runs / "man/config.toml").read_text())
+    local = {"data_dir", "checkpoint_seconds", "tensorboard"}
+    assert about["config"] == {key: value for key, value in asked.items() if key not in local}, "all that decided it"
     assert "FedAvg+MAN" in out
     assert f"{m['top']['values'][0]:.4g}" in out
 

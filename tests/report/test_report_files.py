@@ -135,6 +135,10 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
             "flatness.json: models.all.density.nodes is missing or not of the right kind",
         ),
         (broken("flatness.json", json.dumps(flatness() | {"models": {"all": [3]}})), "models.all must hold an object"),
+        (
+            broken("flatness.json", json.dumps(flatness() | {"run": flatness()["run"] | {"config": 3}})),
+            "flatness.json: run.config is not an object",
+        ),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps must be a list of objects"),
         (broken("cost.json", "{}"), "cost.json: steps must be a list of objects"),
     ],
@@ -197,7 +201,26 @@ def test_records_of_one_run_are_one_run():
     assert "on 10 and 50 training samples" in hessian.basis(measured)
     (picture,) = spectra.pictures(measured)["spectrum"]
     assert [line["y"] for line in json.loads(picture.hover)["lines"]] == [[5.0, 4.0], [3.0, 2.0]]
-    assert [r[5:] for r in hessian.every(records).rows][:2] == [["trace", "5", "–", "10"], ["trace", "6", "–", "50"]]
+    assert [r[6:] for r in hessian.every(records).rows][:2] == [["trace", "5", "–", "10"], ["trace", "6", "–", "50"]]
+
+
+def test_another_setting_is_a_row_of_its_own():
+    """A run that departs from the paper's setting is not taken for one that does not, in tables or pictures."""
+    plain, stale = flatness("fedspeed", top=13.0), flatness("fedspeed", top=17.0)
+    for record, keys in ((plain, {}), (stale, {"stale_ascent": True})):
+        record["run"]["config"] = row(50.0, algorithm="fedspeed", zeta=0, **keys)["config"]
+    records = [stale, plain, flatness("fedspeed", zeta=0.15, top=9.0)]
+    measured = hessian.read(records)
+    (table,) = hessian.tables(measured)
+    assert [r[:2] for r in table.rows] == [
+        ["FedSpeed", "13.00"],
+        ["FedSpeed+MAN", "9.00"],
+        ["FedSpeed, stale_ascent=true", "17.00"],
+    ]
+    assert [(a.figure("top"), b.figure("top")) for a, b in hessian.drops(measured)] == [(13.0, 9.0)]
+    assert {r[3] for r in hessian.every(records).rows} == {"", "stale_ascent=true"}
+    (picture,) = spectra.pictures(measured)["spectrum"]
+    assert [line["y"][0] for line in json.loads(picture.hover)["lines"]] == [13.0, 9.0]
 
 
 def test_layers_and_clients_of_the_hessian():

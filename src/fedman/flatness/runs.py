@@ -17,7 +17,7 @@ from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.errors import UserError
 from fedman.experiment import read_models
-from fedman.records import RunFolder
+from fedman.records import LOCAL, RunFolder
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -37,10 +37,10 @@ class Finished:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What tells this run from others."""
-        c = self.config
+        """What tells this run from others, and all that decided its result."""
         keys = ("dataset", "partition", "clients", "model", "algorithm", "zeta", "rounds", "seed")
-        return {"method": self.method} | {key: getattr(c, key) for key in keys}
+        config = {key: value for key, value in self.config.flat().items() if key not in LOCAL}
+        return {"method": self.method} | {key: config[key] for key in keys} | {"config": config}
 
 
 @dataclass(frozen=True)

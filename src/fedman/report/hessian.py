@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedman.report import paper
-from fedman.report.series import Setting, method_order, method_title
+from fedman.report.series import Setting, Variant, in_words, method_order, method_title, papers_variant
 from fedman.report.tables import NOTHING, Table, slug
 from fedman.tables import mean_std
 
@@ -27,6 +27,11 @@ class Measured(Setting):
 
     seed: int
     entries: dict[str, list[Entry]]
+
+    @property
+    def label(self) -> str:
+        """The method, and how its setting departs from the paper's."""
+        return ", ".join(filter(None, (self.method, self.departs)))
 
     def best(self, name: str) -> Entry:
         """The measurement on most samples; empty where there is none."""
@@ -48,11 +53,21 @@ def read(records: Sequence[dict[str, Any]]) -> list[Measured]:
     """The models `all` of these flatness records, in the paper's order; records of one run are put together."""
     found: dict[tuple[Any, ...], Measured] = {}
     for record in records:
-        run = {name: record["run"][name] for name in RUN}
+        run, variant = {name: record["run"][name] for name in RUN}, _variant(record)
         for name, entry in record["models"].get(MODEL, {}).items():
-            measured = found.setdefault(tuple(run.values()), Measured(entries={}, **run))
+            key = *run.values(), in_words(variant)
+            measured = found.setdefault(key, Measured(variant=variant, entries={}, **run))
             measured.entries.setdefault(name, []).append(entry)
-    return sorted(found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.zeta, m.seed))
+    return sorted(
+        found.values(),
+        key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.departs, m.zeta, m.seed),
+    )
+
+
+def _variant(record: dict[str, Any]) -> Variant:
+    """How the measured run departs from the paper's setting; files of earlier versions do not say."""
+    run = record["run"]
+    return papers_variant({**run["config"], **{name: run[name] for name in RUN}}) if "config" in run else ()
 
 
 def samples(entry: Entry) -> int:
@@ -62,9 +77,9 @@ def samples(entry: Entry) -> int:
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table a partition."""
-    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
+    groups: dict[tuple[str, str], dict[tuple[str, float, str], list[Measured]]] = {}
     for m in measured:
-        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.algorithm, m.zeta), []).append(m)
+        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.algorithm, m.zeta, m.departs), []).append(m)
     return [_table(*key, list(members.values())) for key, members in groups.items()]
 
 
@@ -77,7 +92,7 @@ def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -
         printed = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
         doubtful = printed is not None and bool(printed.doubt)
         doubts |= doubtful
-        row = [members[0].method]
+        row = [members[0].label]
         for name, digits in (("top", 2), ("trace", 0)):
             values = [m.figure(name) for m in members if not math.isnan(m.figure(name))]
             theirs = getattr(printed, name) if printed else None
@@ -100,7 +115,7 @@ def layers(measured: Sequence[Measured]) -> Table | None:
         for name, block in m.best("layers").get("blocks", {}).items():
             figures = [block.get("top"), block.get("trace", {}).get("value"), block.get("input_norm")]
             shown = [NOTHING if value is None else f"{value:.4g}" for value in figures]
-            rows.append([m.partition, m.method, str(m.seed), name, *shown])
+            rows.append([m.partition, m.label, str(m.seed), name, *shown])
     header = ["partition", "method", "seed", "layer", "λ_max", "trace", "input norm"]
     return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4) if rows else None
 
@@ -113,7 +128,7 @@ def clients(measured: Sequence[Measured]) -> Table | None:
         if "top" in entry and "mean" in entry:
             each = [v for v in entry.get("clients", []) if v is not None]
             rest = [f"{min(each):.4g}", f"{max(each):.4g}"] if each else [NOTHING, NOTHING]
-            rows.append([m.partition, m.method, str(m.seed), f"{entry['top']:.4g}", f"{entry['mean']:.4g}", *rest])
+            rows.append([m.partition, m.label, str(m.seed), f"{entry['top']:.4g}", f"{entry['mean']:.4g}", *rest])
     header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
     return Table("hessian-clients", "λ_max of the clients", header, rows, words=3) if rows else None
 
@@ -123,7 +138,8 @@ def every(records: Sequence[dict[str, Any]]) -> Table | None:
     rows = set()
     for record in records:
         run = record["run"]
-        words = [run["dataset"], run["partition"], method_title(run["algorithm"], run["zeta"] > 0), str(run["seed"])]
+        title = method_title(run["algorithm"], run["zeta"] > 0)
+        words = [run["dataset"], run["partition"], title, in_words(_variant(record)), str(run["seed"])]
         for model, entries in record["models"].items():
             for name, what in (("top", "λ_max"), ("trace", "trace")):
                 entry = entries.get(name, {})
@@ -131,9 +147,10 @@ def every(records: Sequence[dict[str, Any]]) -> Table | None:
                 if value is not None:
                     error = f"{entry['error']:.3g}" if entry.get("error") is not None else NOTHING
                     rows.add((*words, model, what, f"{value:.5g}", error, str(samples(entry) or NOTHING)))
-    header = ["data", "partition", "method", "seed", "model", "of the Hessian", "value", "standard error", "samples"]
+    header = ["data", "partition", "method", "departs by", "seed", "model", "of the Hessian", "value",
+              "standard error", "samples"]  # fmt: skip
     return (
-        Table("hessian-every", "Every measurement", header, [list(r) for r in sorted(rows)], words=6) if rows else None
+        Table("hessian-every", "Every measurement", header, [list(r) for r in sorted(rows)], words=7) if rows else None
     )
 
 
@@ -150,6 +167,6 @@ def said(counts: Iterable[int]) -> str:
 
 
 def drops(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """Plain and MAN of the same algorithm, partition and seed."""
-    found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured}
+    """Plain and MAN of the same algorithm, partition and seed in the paper's setting."""
+    found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured if not m.variant}
     return [(m, found[*key[:4], True]) for key, m in found.items() if not m.man and (*key[:4], True) in found]

@@ -35,6 +35,10 @@ class Curve:
     high: np.ndarray
 
 
+Variant = tuple[tuple[str, Any], ...]
+"""How a setting departs from the usual one: keys and their values."""
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What a row of the paper's tables is about."""
@@ -43,6 +47,7 @@ class Setting:
     partition: str
     algorithm: str
     zeta: float
+    variant: Variant
 
     @property
     def man(self) -> bool:
@@ -54,18 +59,17 @@ class Setting:
         """As the paper names it: FedDC, FedDC+MAN."""
         return method_title(self.algorithm, self.man)
 
-
-@dataclass(frozen=True, eq=False)
-class Series(Setting):
-    """The runs of one setting, a seed each. `variant`: how the setting departs from the usual one."""
-
-    variant: tuple[tuple[str, Any], ...]
-    runs: list[Row] = field(repr=False)
-
     @property
     def departs(self) -> str:
         """The variant in words."""
-        return ", ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.variant)
+        return in_words(self.variant)
+
+
+@dataclass(frozen=True, eq=False)
+class Series(Setting):
+    """The runs of one setting, a seed each."""
+
+    runs: list[Row] = field(repr=False)
 
     @cached_property
     def accuracies(self) -> list[float]:
@@ -113,6 +117,11 @@ class Series(Setting):
         rounds = np.array(curves[0]["round"], dtype=float)
         values = np.stack([np.interp(rounds, c["round"], c["all"]) for c in curves])
         return Curve(rounds, values.mean(0), values.min(0), values.max(0))
+
+
+def in_words(variant: Variant) -> str:
+    """As it would be typed: stale_ascent=true, zeta=0.3."""
+    return ", ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in variant)
 
 
 def method_title(algorithm: str, man: bool) -> str:
@@ -195,6 +204,11 @@ def _papers(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # a results file of another version of the program
 
 
-def _variant(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def papers_variant(config: Mapping[str, Any]) -> Variant:
+    """How a run departs from the paper's setting; not at all where its data set is none of the paper's."""
+    return _variant(config, _papers(config))
+
+
+def _variant(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Variant:
     apart = (*AXES, *HOUSEKEEPING)
     return tuple((k, v) for k, v in sorted(config.items()) if k not in apart and v != usual.get(k, v))

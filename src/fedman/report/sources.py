@@ -90,6 +90,8 @@ def _flatness(path: Path) -> dict[str, Any]:
     for key, kind in (("dataset", str), ("partition", str), ("algorithm", str), ("zeta", (int, float)), ("seed", int)):
         if not isinstance(run.get(key), kind):
             raise UserError(f"{path}: run.{key} is missing or not of the right kind")
+    if not isinstance(run.get("config", {}), dict):
+        raise UserError(f"{path}: run.config is not an object")
     for name, measured in models.items():
         if not isinstance(measured, dict) or not all(isinstance(entry, dict) for entry in measured.values()):
             raise UserError(f"{path}: models.{name} must hold an object for each measurement")

@@ -24,11 +24,11 @@ Shown = Sequence[tuple[Measured, Entry]]
 
 
 def pictures(measured: Sequence[Measured]) -> dict[str, list[Picture]]:
-    """By kind: top eigenvalues, densities, landscapes; one seed of each setting is drawn, the smallest."""
+    """By kind: top eigenvalues, densities, landscapes; one seed of each usual setting is drawn, the smallest."""
     first: dict[tuple[str, str], list[Measured]] = {}
     seen: set[tuple[str, str, str, float]] = set()
     for m in measured:
-        if (key := (m.dataset, m.partition, m.algorithm, m.zeta)) not in seen:
+        if not m.variant and (key := (m.dataset, m.partition, m.algorithm, m.zeta)) not in seen:
             seen.add(key)
             first.setdefault((m.dataset, m.partition), []).append(m)
     made: dict[str, list[Picture]] = {"spectrum": [], "density": [], "landscape": []}
