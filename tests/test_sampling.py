@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedman.sampling import batch_counts, bits, cohort, plan
 
@@ -92,3 +93,24 @@ def test_augmentation_draws():
         assert (shares - want).abs().max() < 0.005
     assert (torch.corrcoef(window) - torch.eye(3)).abs().max() < 0.02
     assert plan(0, 0, [0], [9], 1, 3, CPU).window.unique().tolist() == [0]
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations on the device "meta", which stands for a GPU: views cost nothing, the rest is a launch each."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        first = out[0] if isinstance(out, tuple) else out
+        self.count += isinstance(first, torch.Tensor) and first.is_meta and not operation.is_view
+        return out
+
+
+def test_a_draw_leaves_room_in_a_gpus_queue():
+    """About 1,000 launches fit into it; a host that finds it full waits. A dozen stacked runs draw at a time."""
+    draw = (0, 3, range(10), [500] * 10, 5, 50, torch.device("meta"))
+    plan(*draw, pad=4, longest=500)
+    with Launches() as launches:
+        plan(*draw, pad=4, longest=500)
+    assert launches.count <= 50

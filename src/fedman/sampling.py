@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -46,10 +47,16 @@ def _shift(x: Tensor, n: int) -> Tensor:
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
-def bits(*keys: Tensor | int, device: torch.device | None = None) -> Tensor:
-    """63 random bits for every element of the broadcast keys: SplitMix64's finaliser, once per key."""
-    x = torch.zeros((), dtype=torch.int64, device=device)
+def bits(*keys: Tensor | int) -> Tensor:
+    """63 random bits for every element of the broadcast keys: SplitMix64's finaliser, once per key.
+
+    What the keys on the host come to is mixed there, and goes to the device with the first key that is on it: a dozen
+    small kernels a key would fill a GPU's queue, and a host that finds it full waits.
+    """
+    x = torch.zeros((), dtype=torch.int64)
     for key in keys:
+        if isinstance(key, Tensor) and key.device != x.device:
+            x = send(x, key.device)
         x = (x ^ key) + _GOLDEN
         x = (x ^ _shift(x, 30)) * _M1
         x = (x ^ _shift(x, 27)) * _M2
@@ -65,12 +72,8 @@ class Plan:
     window: Tensor  # [3, S, K, B] mirrored or not, and the offsets (down, right) of the crop in the padded image
     weight: Tensor | None  # [S, K, B] share of a sample in its batch's mean, 0 for padding; None: all batches full
     counts: list[list[int]]  # [S][K] samples in each batch, 0 where a client has finished
+    steps: list[int]  # K_k, the number of steps of each client
     longest: int  # samples of the largest client
-
-    @property
-    def steps(self) -> list[int]:
-        """K_k, the number of steps of each client."""
-        return [sum(n > 0 for n in row) for row in self.counts]
 
 
 def batch_counts(size: int, epochs: int, batch_size: int) -> list[int]:
@@ -78,6 +81,40 @@ def batch_counts(size: int, epochs: int, batch_size: int) -> list[int]:
     smaller."""
     full, rest = divmod(size, batch_size)
     return ([batch_size] * full + [rest] * (rest > 0)) * epochs
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How clients of these sizes cut their epochs into batches, whatever the order of the samples."""
+
+    counts: list[list[int]]
+    steps: list[int]
+    epoch: Tensor  # [S, K, 1] on the host: the epoch of a step
+    place: Tensor  # [S, K, B] in all epochs' samples, one epoch after the other
+    beyond: Tensor | None  # [S, 1, n]: positions that a shorter client does not have
+    weight: Tensor | None
+
+
+@lru_cache(maxsize=64)  # cohorts of clients of one size are cut alike in every round
+def _cut(sizes: tuple[int, ...], epochs: int, batch_size: int, longest: int, device: torch.device) -> _Cut:
+    counts = [batch_counts(n, epochs, batch_size) for n in sizes]
+    steps = [len(row) for row in counts]
+    most, batch = len(batch_counts(longest, epochs, batch_size)), min(batch_size, longest)
+    ragged = any(n != batch for row in counts for n in row) or len(set(steps)) > 1
+    size, step = torch.tensor(sizes)[:, None, None], torch.arange(most)[None, :, None]
+    per_epoch = (size + batch_size - 1) // batch_size
+    epoch = (step // per_epoch).clamp(max=epochs - 1)
+    at = step % per_epoch * batch_size + torch.arange(batch)
+    real = (at < size) & (step < epochs * per_epoch)
+    beyond = torch.arange(longest) >= size
+    return _Cut(
+        counts=[row + [0] * (most - len(row)) for row in counts],
+        steps=steps,
+        epoch=epoch,
+        place=send(epoch * longest + at.clamp(max=longest - 1), device),
+        beyond=send(beyond, device) if beyond.any() else None,
+        weight=send(real.double() / real.sum(-1, keepdim=True).clamp(min=1), device) if ragged else None,
+    )
 
 
 def plan(
@@ -97,32 +134,17 @@ def plan(
     from that) a crop of the zero-padded image at offsets uniform on {0, …, 2·pad}, otherwise the centre.
     With `longest` the plan has the shape it would have for a client of so many samples.
     """
-    counts = [batch_counts(n, epochs, batch_size) for n in sizes]
     longest = longest or max(sizes)
-    steps = len(batch_counts(longest, epochs, batch_size))
-    batch = min(batch_size, longest)
-    ragged = any(n != batch for row in counts for n in row) or len(set(map(len, counts))) > 1
-    counts = [row + [0] * (steps - len(row)) for row in counts]
+    cut = _cut(tuple(sizes), epochs, batch_size, longest, device)
+    client = torch.tensor(clients)[:, None, None]
+    key = bits(seed, t, client, torch.arange(epochs)[None, :, None], torch.arange(longest, device=device))
+    if cut.beyond is not None:
+        key = key.masked_fill(cut.beyond, torch.iinfo(torch.int64).max)
+    order = key.argsort(dim=-1)  # [S, E, n]
+    sample = order.flatten(1).gather(1, cut.place.flatten(1)).view_as(cut.place)
 
-    client = send(clients, device)[:, None, None]
-    size = send(sizes, device)[:, None, None]
-    epoch = torch.arange(epochs, device=device)[None, :, None]
-    position = torch.arange(longest, device=device)
-    key = bits(seed, t, client, epoch, position, device=device)
-    order = key.masked_fill(position >= size, torch.iinfo(torch.int64).max).argsort(dim=-1)  # [S, E, n]
-
-    step = torch.arange(steps, device=device)[None, :, None]
-    per_epoch = (size + batch_size - 1) // batch_size
-    at = step % per_epoch * batch_size + torch.arange(batch, device=device)  # [S, K, B]
-    real = (at < size) & (step < epochs * per_epoch)
-    at = at.clamp(max=longest - 1)
-    of_epoch = (step // per_epoch).clamp(max=epochs - 1)
-    sample = order.flatten(1).gather(1, (of_epoch * longest + at).flatten(1)).view_as(at)
-
-    draw = bits(seed, ~t, client, of_epoch, sample, device=device)
-    offset = torch.stack([_shift(draw, 2) % (2 * pad + 1), _shift(draw, 32) % (2 * pad + 1)])
-    crop = (draw & 2).bool()
+    draw = bits(seed, ~t, client, cut.epoch, sample)
+    offset = torch.stack([_shift(draw, 2), _shift(draw, 32)]) % (2 * pad + 1)
     mirror = (draw & 1) if pad else torch.zeros_like(draw)
-    window = torch.cat([mirror[None], torch.where(crop, offset, pad)])
-    weight = real.double() / real.sum(-1, keepdim=True).clamp(min=1) if ragged else None
-    return Plan(sample, window, weight, counts, longest)
+    window = torch.cat([mirror[None], torch.where((draw & 2).bool(), offset, pad)])
+    return Plan(sample, window, cut.weight, cut.counts, cut.steps, longest)

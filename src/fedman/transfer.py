@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 
-def send(values: Sequence[Any] | float, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def send(values: Tensor | Sequence[Any] | float, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of `values` on the device. A plain copy to a GPU would wait for all work queued there."""
-    here = torch.tensor(values, dtype=dtype)
+    here = torch.as_tensor(values, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
