@@ -115,8 +115,8 @@ def _gradient(
 
 
 MATRICES: Launch = {"BM": 64, "num_warps": 4, "num_stages": 3}
-STATISTICS: Launch = {"BO": 32, "num_warps": 4}
-GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 8, "num_stages": 2}
+STATISTICS: Launch = {"BO": 64, "num_warps": 4}
+GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 4, "num_stages": 2}
 
 
 def _channels(stage: Stage, options: Launch) -> int:
