@@ -49,10 +49,16 @@ def window(n, WH: tl.constexpr, WW: tl.constexpr):
 @triton.jit
 def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
     """Offsets [BM, O] of the pooled values of windows n in one client's tensor, and which windows have one."""
-    b, row, column = window(n, (OH + 1) // 2, (OW + 1) // 2)
-    pixel = row // 2 * (OW // 2) + column // 2
-    at = b[:, None] * ((OH // 2) * (OW // 2) * O) + pixel[:, None] * stride_px + c[None, :] * stride_c
-    return at, (row + 1 < OH) & (column + 1 < OW)
+    PIXELS: tl.constexpr = (OH // 2) * (OW // 2)
+    if OH % 2 == 0 and OW % 2 == 0:  # pixels are numbered as windows are, which the compiler can see
+        b = (n.to(tl.uint32) // PIXELS).to(tl.int32)
+        pixel = n - b * PIXELS
+        complete = tl.full(n.shape, 1, tl.int1)
+    else:
+        b, row, column = window(n, (OH + 1) // 2, (OW + 1) // 2)
+        pixel = row // 2 * (OW // 2) + column // 2
+        complete = (row + 1 < OH) & (column + 1 < OW)
+    return b[:, None] * (PIXELS * O) + pixel[:, None] * stride_px + c[None, :] * stride_c, complete
 
 
 @triton.jit
