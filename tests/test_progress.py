@@ -30,6 +30,20 @@ def test_time_left_counts_the_work_that_is_left(clock, capsys):
     assert "round 6/10" in capsys.readouterr().err
 
 
+def test_the_first_round_does_not_count(clock, capsys):
+    """Three stacked runs: a first round of a minute, with kernels to compile, and then two seconds a round."""
+    with progress.sweep_progress(dict.fromkeys(range(3), (100, 100.0)), 3) as on_cell:
+        advance = [on_cell(i, f"run {i}") for i in range(3)]
+        for t in range(1, 101):
+            clock[0] = 60.0 + 2.0 * (t - 1)
+            for each in advance:
+                each(RECORD | {"round": t})
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "[1/3] run 0 round 1/100 loss 1.000 40.00 %", "nothing to go by yet"
+    assert said[1].endswith("round 6/100 loss 1.000 40.00 % 3 min 09 s left")
+    assert said[-1] == "[3/3] run 2 round 100/100 loss 1.000 40.00 % 0 s left"
+
+
 def test_durations():
     said = [progress.duration(seconds) for seconds in (0.4, 59.6, 3599, 7500)]
     assert said == ["0 s", "1 min 00 s", "59 min 59 s", "2 h 05 min"]

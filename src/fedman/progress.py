@@ -42,7 +42,8 @@ def sweep_progress(
 ) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
     """Follows the runs that are left of `total`, given by number as (rounds, cost): call it with number and name.
 
-    The time left is that of the work done since the start, scaled to the cost of what is to come.
+    The time left is that of the work done since the first round, which has kernels to compile and graphs to capture,
+    scaled to the cost of what is to come; nothing is said before there is something to go by.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -51,7 +52,8 @@ def sweep_progress(
     )  # fmt: skip
     terminal, whole = console.is_terminal, sum(cost for _, cost in work.values())
     task = bar.add_task("", total=whole, figures="", left="")
-    started, said, fresh = time.monotonic(), 0.0, 0.0
+    began: float | None = None
+    said = fresh = 0.0
     played = dict.fromkeys(work, 0)
 
     def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
@@ -59,16 +61,21 @@ def sweep_progress(
         rounds, cost = work[i]
 
         def advance(record: dict[str, Any]) -> None:
-            nonlocal said, fresh
-            figures = f"round {record['round']}/{rounds} {described(record)}"
-            played[i], fresh = record["round"], fresh + cost / rounds
-            done = sum(work[k][1] * t / work[k][0] for k, t in played.items())
+            nonlocal began, said, fresh
             now, last = time.monotonic(), record["round"] == rounds
-            left = f"{duration((now - started) / fresh * (whole - done))} left"
+            figures = f"round {record['round']}/{rounds} {described(record)}"
+            if began is None:
+                began = now
+            else:
+                fresh += cost / rounds
+            played[i] = record["round"]
+            done = sum(work[k][1] * t / work[k][0] for k, t in played.items())
+            known = fresh > 0 and now - began >= 1
+            left = f"{duration((now - began) / fresh * (whole - done))} left" if known else ""
             bar.update(task, completed=done, description=number + name, figures=figures, left=left)
             if not terminal and (last or now - said >= EVERY):
                 said = now
-                print(f"{number}{name} {figures} {left}", file=sys.stderr)
+                print(f"{number}{name} {figures} {left}".rstrip(), file=sys.stderr)
 
         return advance
 
