@@ -204,9 +204,9 @@ class Engine:
         """What the cohort's local work comes to; nothing waits for the device yet."""
         ends = [self.algorithm.finish(work.w, state.server, work.job.memory, work.job.hp) for work in works]
         memory, upload, figures = (_join(parts) for parts in (*zip(*ends, strict=True), [w.figures for w in works]))
-        finite = [v.isfinite().all(-1) for v in upload.values()] + [v.isfinite() for v in figures.values()]
-        figures["finite"] = torch.stack(finite).all(0)
-        return End(memory, upload, list(figures), torch.stack([v.double() for v in figures.values()], 1))
+        table = torch.stack(list(figures.values()), 1).double()
+        finite = torch.stack([v.isfinite().all(-1) for v in (table, *upload.values())], 1).all(-1, keepdim=True)
+        return End(memory, upload, [*figures, "finite"], torch.cat([table, finite.double()], 1))
 
     def settle(self, state: Federation, cohort: list[int], end: End, figures: list[list[float]]) -> Outcome:
         """Screening, the server's step, the clients' memories. `figures` are those of `end`, on the host."""
