@@ -160,7 +160,7 @@ def stage_cases(
             ]  # fmt: skip
         pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
-        part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
+        gradients = part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
         tiles = grid(BM=[32, 64], BO=[32], CHUNK=[chunk] if norm else [256], num_warps=[4], num_stages=[1, 2, 3])
         back = [t | {"CHUNK": n} for t in tiles for n in ([chunk] if norm else [512, 1024])]
         out += [
@@ -176,12 +176,13 @@ def stage_cases(
                             lambda o: gram.gradient(stage, w, norm, stats, grams, part, precision, o or gram.GRADIENT),
                             0, 4 * (part.numel() + grams.numel()),
                             grid(BO=[32, 64], PROGRAMS=[800, 3200], num_warps=[4, 8], num_stages=[2])))  # fmt: skip
+            gradients, _ = gram.gradient(stage, w, norm, stats, grams, part, precision)
     else:
         z = conv.forward(stage, x, w, bias, precision)
         pooled, arg, stats = activation.forward(stage, z, norm, share, man, strides)
         d = torch.randn_like(pooled)
         dz, _, _ = activation.backward(stage, z, norm, share, pooled, d, arg, stats, zeta, strides)
-        part = conv.weight_gradient(stage, x, dz, precision)
+        gradients = conv.weight_gradient(stage, x, dz, precision)
         tiles = grid(BM=[128, 256], BC=[64], BO=[64], num_warps=[4, 8], num_stages=[2, 3, 4])
         pixel_tiles = (
             grid(BM=[8, 16, 32, 64], CHUNK=[chunk], num_warps=[2, 4, 8])
@@ -203,8 +204,8 @@ def stage_cases(
                  flops, read + weights + entries * size, tiles),
         ]  # fmt: skip
     target = net._rows(dW, f"convs.{i}.weight")
-    total = 4 * (part.numel() + part[:, 0].numel())
-    return [*out, Case(f"{label} unpack", lambda _: conv.unpack(part, target, stage, channels), 0, total, [])]
+    total = 4 * (gradients.numel() + gradients[:, 0].numel())
+    return [*out, Case(f"{label} unpack", lambda _: conv.unpack(gradients, target, stage, channels), 0, total, [])]
 
 
 def linear_cases(
