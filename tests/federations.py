@@ -15,6 +15,9 @@ from fedman.stacked import Stacked
 
 SIZES = [13, 7, 20, 9, 16, 5]
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [0, 1, 5], [2, 4]]
+SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
+"""A run of the embedded digits that takes no time, as keys of a configuration."""
+
 TRAINING = Training(zeta=0.7, lr=0.3, lr_decay=0.9, weight_decay=0.01, clip=0.5, epochs=2, batch_size=6, seed=3)
 
 

@@ -29,18 +29,19 @@ def command(sources: Sequence[Path], out: Path, replace: bool) -> str:
 
 def keep_flatness(sources: Sequence[Path], out: Path) -> str:
     """Copy what `fedman flatness` measured of these runs to `out`, a compact file a run, and say how many there are."""
+    from fedman.flatness.record import read as measurements
+
     found = sorted({path for source in sources for path in source.rglob("flatness.json")})
     if not found:
         raise UserError(f"{', '.join(map(str, sources))}: no flatness.json here; measure the runs with fedman flatness")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for path in found:
-            record = json.loads(path.read_bytes())
-            write_text(out / f"{path.parent.name}.flatness.json", json.dumps(_short(record), ensure_ascii=False) + "\n")
+            record = measurements(path.parent)
+            text = json.dumps(record | {"models": _short(record["models"])}, ensure_ascii=False)
+            write_text(out / f"{path.parent.name}.flatness.json", text + "\n")
     except OSError as error:
         raise UserError(f"{error.filename or out}: {error.strerror or error}") from None
-    except ValueError:
-        raise UserError(f"{path}: not a JSON file") from None
     return f"flatness of {len(found)} runs in {out}"
 
 

@@ -85,35 +85,34 @@ def batch_counts(size: int, epochs: int, batch_size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How clients of these sizes cut their epochs into batches, whatever the order of the samples."""
+    """How a client of some size cuts its epochs into batches, whatever the order of its samples."""
 
-    counts: list[list[int]]
-    steps: list[int]
-    epoch: Tensor  # [S, K, 1] on the host: the epoch of a step
-    place: Tensor  # [S, K, B] in all epochs' samples, one epoch after the other
-    beyond: Tensor | None  # [S, 1, n]: positions that a shorter client does not have
-    weight: Tensor | None
+    steps: int
+    counts: list[int]  # [K], 0 after its last step
+    full: bool  # all its batches are
+    epoch: Tensor  # [K, 1] on the host
+    place: Tensor  # [K, B] among the samples of all epochs, one epoch after the other
+    weight: Tensor  # [K, B]
+    beyond: Tensor  # [n]: positions that it does not have
 
 
-@lru_cache(maxsize=64)  # cohorts of clients of one size are cut alike in every round
-def _cut(sizes: tuple[int, ...], epochs: int, batch_size: int, longest: int, device: torch.device) -> _Cut:
-    counts = [batch_counts(n, epochs, batch_size) for n in sizes]
-    steps = [len(row) for row in counts]
-    most, batch = len(batch_counts(longest, epochs, batch_size)), min(batch_size, longest)
-    ragged = any(n != batch for row in counts for n in row) or len(set(steps)) > 1
-    size, step = torch.tensor(sizes)[:, None, None], torch.arange(most)[None, :, None]
-    per_epoch = (size + batch_size - 1) // batch_size
+@lru_cache(maxsize=256)
+def _cut(size: int, epochs: int, batch_size: int, longest: int, device: torch.device) -> _Cut:
+    """In the shape of the cut of a client of `longest` samples. A client is cut alike in every round."""
+    counts = batch_counts(size, epochs, batch_size)
+    steps, most = len(counts), len(batch_counts(longest, epochs, batch_size))
+    step, per_epoch, batch = torch.arange(most)[:, None], -(-size // batch_size), min(batch_size, longest)
     epoch = (step // per_epoch).clamp(max=epochs - 1)
     at = step % per_epoch * batch_size + torch.arange(batch)
-    real = (at < size) & (step < epochs * per_epoch)
-    beyond = torch.arange(longest) >= size
+    real = (at < size) & (step < steps)
     return _Cut(
-        counts=[row + [0] * (most - len(row)) for row in counts],
         steps=steps,
+        counts=counts + [0] * (most - steps),
+        full=set(counts) == {batch},
         epoch=epoch,
         place=send(epoch * longest + at.clamp(max=longest - 1), device),
-        beyond=send(beyond, device) if beyond.any() else None,
-        weight=send(real.double() / real.sum(-1, keepdim=True).clamp(min=1), device) if ragged else None,
+        weight=send(real.double() / real.sum(-1, keepdim=True).clamp(min=1), device),
+        beyond=send(torch.arange(longest) >= size, device),
     )
 
 
@@ -135,16 +134,20 @@ def plan(
     With `longest` the plan has the shape it would have for a client of so many samples.
     """
     longest = longest or max(sizes)
-    cut = _cut(tuple(sizes), epochs, batch_size, longest, device)
+    cuts = [_cut(n, epochs, batch_size, longest, device) for n in sizes]
+    steps = [cut.steps for cut in cuts]
     client = torch.tensor(clients)[:, None, None]
     key = bits(seed, t, client, torch.arange(epochs)[None, :, None], torch.arange(longest, device=device))
-    if cut.beyond is not None:
-        key = key.masked_fill(cut.beyond, torch.iinfo(torch.int64).max)
-    order = key.argsort(dim=-1)  # [S, E, n]
-    sample = order.flatten(1).gather(1, cut.place.flatten(1)).view_as(cut.place)
+    if min(sizes) < longest:
+        key = key.masked_fill(torch.stack([cut.beyond for cut in cuts])[:, None], torch.iinfo(torch.int64).max)
+    place = torch.stack([cut.place for cut in cuts])
+    sample = key.argsort(dim=-1).flatten(1).gather(1, place.flatten(1)).view_as(place)  # keys [S, E, n]
 
-    draw = bits(seed, ~t, client, cut.epoch, sample)
+    draw = bits(seed, ~t, client, torch.stack([cut.epoch for cut in cuts]), sample)
     offset = torch.stack([_shift(draw, 2), _shift(draw, 32)]) % (2 * pad + 1)
     mirror = (draw & 1) if pad else torch.zeros_like(draw)
     window = torch.cat([mirror[None], torch.where((draw & 2).bool(), offset, pad)])
-    return Plan(sample, window, cut.weight, cut.counts, cut.steps, longest)
+
+    full = len(set(steps)) == 1 and all(cut.full for cut in cuts)
+    weight = None if full else torch.stack([cut.weight for cut in cuts])
+    return Plan(sample, window, weight, [cut.counts for cut in cuts], steps, longest)
