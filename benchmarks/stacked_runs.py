@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=20, help="how many of the longest kernels to list")
     args = parser.parse_args()
 
-    clock, profiler, marks = Clock(), profile(activities=[ProfilerActivity.CUDA]), [0.0] * 4
+    clock, profiler, marks = Clock(), profile(activities=[ProfilerActivity.CUDA], acc_events=True), [0.0] * 4
     for owner, name, label in (
         (experiment, "launch", "launch a round"), (Engine, "draw_ahead", "draw for the next one"),
         (experiment.Run, "record", "write the records of the last one"), (Engine, "end", "queue the end of the round"),

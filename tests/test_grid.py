@@ -75,8 +75,9 @@ def test_variants_are_told_apart():
         "fedspeed-dir0.3-zeta0-seed0-stale_ascenttrue",
         "fedspeed-dir0.3-zeta0.15-seed0-stale_ascenttrue",
     ]
-    tiny = cells({}, "paper-tiny-variants")
-    assert {(c.config.man_variant, c.config.man_logits, c.config.zeta) for c in tiny} == {("tiny-code", False, 0.1)}
+    *terms, ascent = cells({}, "paper-tiny-variants")
+    assert {(c.config.man_variant, c.config.man_logits, c.config.zeta) for c in terms} == {("tiny-code", False, 0.1)}
+    assert ascent.name == "fedspeed-dir0.6-zeta0.1-seed0-rho0.01"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ SWEEPS: dict[str, tuple[Grid, ...]] = {
             "tiny-imagenet", ("fedavg", "feddyn", "feddc", "fedspeed"), (0.1,),
             man_variant=("tiny-code",), man_logits=("false",),
         ),
+        _grid("tiny-imagenet", ("fedspeed",), (0.1,), partition=("dir0.6",), rho=("0.01",)),
     ),
 }  # fmt: skip
 """The paper's tables and figures, and the readings on which paper and code disagree (docs/paper.md)."""
