@@ -53,7 +53,7 @@ def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
 
 
 def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
-    """What a sweep does on a GPU, on the CPU: other seeds, ζ and ragged partitions side by side, one diverging."""
+    """What a sweep does on a GPU, on the CPU: other seeds, ζ and ragged partitions side by side."""
     keys = {**SMALL, "algorithm": "feddc", "unbalanced": 0.5, "precision": "fp64"}
     configs = [
         resolve({**keys, "seed": s, "zeta": z, "partition": p}) for s, z, p in [(0, 0, "dir0.3"), (1, 0.1, "iid")]
