@@ -12,8 +12,8 @@ import time
 import torch
 from torch import Tensor, nn
 
+from fedman.execution.stacked import Stacked
 from fedman.models import MLP, ResNet18, cifar_cnn, small_cnn, tiny_cnn
-from fedman.stacked import Stacked
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "MLP 64-64-32": (MLP((64,), 10), (64,), 50),

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
+from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.flatness import Hessian, landscape, random_direction
-from fedman.flatness.measure import BATCH, Request, Subject
-from fedman.flatness.runs import Samples, read_data, read_run, restore, select_samples, training_samples
 from fedman.models import cifar_cnn
-from fedman.runtime import device_name, matmul_precision, pick_device
+from fedman.paper.flatness.measure import BATCH, Request, Subject
+from fedman.paper.flatness.runs import Samples, read_data, read_run, restore, select_samples, training_samples
 
 Product = Callable[[Tensor], Tensor]  # rows [k, P] to rows [k, P]
 

@@ -36,18 +36,18 @@ from flwr.supercore.logger import update_console_handler
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedman import experiment
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config, resolve
 from fedman.data import Dataset, load
+from fedman.execution.stacked import Stacked
 from fedman.flower.app import new_project
+from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
 from fedman.flower.service import Service
-from fedman.flower.simulate import simulate
-from fedman.flower.traffic import exchange
+from fedman.flower.simulation import simulate
 from fedman.models import cifar_cnn
-from fedman.records import read_rounds
-from fedman.stacked import Stacked
+from fedman.runs import experiment
+from fedman.runs.folder import read_rounds
 
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 

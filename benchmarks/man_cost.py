@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedman.man import ActivationNorm
 from fedman.models import build
+from fedman.penalties.man import ActivationNorm
 
 ZETA, RHO = 0.15, 0.05
 KINDS = ("plain", "MAN", "naive", "SAM")

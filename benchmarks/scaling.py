@@ -14,11 +14,11 @@ import time
 import torch
 
 from fedman.algorithms import ALGORITHMS
-from fedman.batches import Samples
-from fedman.engine import Engine, Training
+from fedman.execution.device import matmul_precision
+from fedman.execution.stacked import Stacked
 from fedman.models import cifar_cnn
-from fedman.runtime import matmul_precision
-from fedman.stacked import Stacked
+from fedman.training.batches import Samples
+from fedman.training.engine import Engine, Training
 
 GIB = 2**30
 

@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
-from fedman.batches import Samples
-from fedman.engine import Engine, Training, Work
-from fedman.federation import Federation
-from fedman.local import train
+from fedman.execution.device import matmul_precision
+from fedman.execution.stacked import Stacked
 from fedman.models import cifar_cnn
-from fedman.runtime import matmul_precision
-from fedman.stacked import Stacked
+from fedman.training.batches import Samples
+from fedman.training.engine import Engine, Training, Work
+from fedman.training.local_steps import train
+from fedman.training.state import Federation
 from man_cost import naive_man
 
 SIZE, EPOCHS, BATCH, CLASSES = 500, 5, 50, 100

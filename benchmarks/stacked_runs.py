@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedman import experiment, graphs
 from fedman.config import Config, resolve
 from fedman.data import Dataset
 from fedman.data.catalog import lookup
-from fedman.engine import Engine
-from fedman.presets import ZETA
-from fedman.transfer import Fetched
+from fedman.execution import cuda_graphs as graphs
+from fedman.execution.transfer import Fetched
+from fedman.paper.presets import ZETA
+from fedman.runs import experiment
+from fedman.training.engine import Engine
 
 SHAPES = {"cifar100": (50_000, 32), "tiny-imagenet": (100_000, 64)}
 WARM, TIMED, PROFILED = 4, 8, 4  # rounds

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedman.report import command
+from fedman.paper.report import command
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/paper.md", ROOT / "results/README.md")

@@ -82,7 +82,7 @@ def limit_files(size: int, log: str) -> None:
 
 SCRIPT = """
 mount -t tmpfs -o size=$1 none "$2" && folder=$2 && python=$3 && shift 3 || exit 77
-fedman() { "$python" -c 'from fedman.cli import main; main()' "$@"; }
+fedman() { "$python" -c 'from fedman.cli.commands import main; main()' "$@"; }
 fedman "$@"; code=$?
 mount -o remount,size=100m "$folder" || exit 77
 fedman "$@" --resume && cp -r "$folder/run" "$folder.copy" && exit $code

@@ -9,17 +9,17 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from test_engine import Poisoned
 
 import fedman
-import fedman.engine
+import fedman.training.engine
 from cases import CASES
 from faults.runs import SMALL, finish, start, tail
 from faults.tally import Tally
 from federations import COHORTS, engine, play, samples
 from fedman.algorithms import ALGORITHMS
 from fedman.errors import Diverged, UserError
-from fedman.records import read_rounds
-from test_engine import Poisoned
+from fedman.runs.folder import read_rounds
 
 RATES = (1.0, 100.0, 1e4, 1e9, 1e30)
 WEIGHTS = (0.0, 1e3, 1e12, 3e38)
@@ -111,14 +111,14 @@ def out_of_memory(case: str, room: int) -> str | None:
     """`torch.OutOfMemoryError` wherever more than `room` clients are trained at once."""
     name, hyper = CASES[case]
     want = play(engine(name, hyper))[0]
-    train = fedman.engine.train
+    train = fedman.training.engine.train
 
     def limited(job, *rest):  # type: ignore[no-untyped-def]
         if len(job) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train(job, *rest)
 
-    with mock.patch.object(fedman.engine, "train", limited), warnings.catch_warnings():
+    with mock.patch.object(fedman.training.engine, "train", limited), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             state = play(engine(name, hyper))[0]

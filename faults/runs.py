@@ -18,10 +18,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from fedman.records import read_rounds
+from fedman.runs.folder import read_rounds
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["faults.runs", "fedman.cli", "fedman.sweep", "fedman.experiment", "fedman.progress"])
+SERVER.set_forkserver_preload(
+    ["faults.runs", "fedman.cli.commands", "fedman.runs.sweep", "fedman.runs.experiment", "fedman.cli.progress"]
+)
 PATIENCE = 600.0  # seconds: a process that takes longer hangs
 
 SMALL = ("--preset", "digits", "model=mlp", "clients=8", "participation=0.4", "epochs=1", "batch_size=20")
@@ -43,7 +45,7 @@ def _main(words: list[str], log: str, before: Callable[..., object] | None, give
     sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
     if before is not None:
         before(*given)
-    from fedman.cli import main
+    from fedman.cli.commands import main
 
     main(words)
 

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from test_cli import BAD_KEYS, BAD_TOML, furnish
+
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.cli import main
+from fedman.cli.commands import main
 from fedman.config import HYPERPARAMETERS, Config
-from test_cli import BAD_KEYS, BAD_TOML, furnish
 
 Words = list[str]
 SECONDS = 20  # more than enough for a refusal, also on a busy machine

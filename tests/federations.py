@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS
-from fedman.batches import Samples
-from fedman.engine import Engine, Training
+from fedman.execution.stacked import Stacked
 from fedman.models import MLP
-from fedman.sampling import plan
-from fedman.stacked import Stacked
+from fedman.training.batches import Samples
+from fedman.training.engine import Engine, Training
+from fedman.training.randomness import plan
 
 SIZES = [13, 7, 20, 9, 16, 5]
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [0, 1, 5], [2, 4]]

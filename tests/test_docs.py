@@ -25,7 +25,7 @@ def test_readme_commands_exist():
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
     from fedman.config import overrides
-    from fedman.sweep import cells
+    from fedman.runs.sweep import cells
 
     lines = re.findall(r"^fedman (?:run|sweep) (.*?)(?:  #.*)?$", README, re.MULTILINE)
     assert len(lines) == 2

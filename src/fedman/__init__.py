@@ -8,7 +8,7 @@ from fedman.errors import Diverged, UserError
 
 if TYPE_CHECKING:
     from fedman.api import run
-    from fedman.man import ActivationNorm
+    from fedman.penalties.man import ActivationNorm
 
 __all__ = ["ActivationNorm", "Diverged", "UserError", "run"]
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "ActivationNorm":
-        from fedman.man import ActivationNorm
+        from fedman.penalties.man import ActivationNorm
 
         return ActivationNorm
     raise AttributeError(f"module 'fedman' has no attribute {name!r}")

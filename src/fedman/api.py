@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from fedman import experiment
 from fedman.config import CUSTOM, resolve
 from fedman.data import Dataset, from_arrays
+from fedman.runs import experiment
 
 
 def run(

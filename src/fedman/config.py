@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError
-from fedman.presets import PRESETS, SWEEPS, paper_hyperparameters
+from fedman.paper.presets import PRESETS, SWEEPS, paper_hyperparameters
 
 CUSTOM = "custom"  # arrays or a module handed over in Python
 MAX_BYTES = 1 << 20  # of a configuration file

@@ -7,8 +7,8 @@ import torch
 from cases import CASES
 from federations import COHORTS, SIZES, TRAINING, batches, engine, network, play, samples
 from fedman.algorithms import ALGORITHMS
-from fedman.experiment import averages
-from fedman.stacked import Stacked, flatten
+from fedman.execution.stacked import Stacked, flatten
+from fedman.runs.experiment import averages
 from reference import SIZES as PARAMETER_SIZES
 from reference import federate, objective
 

@@ -14,7 +14,7 @@ from fedman.algorithms import ALGORITHMS, Local
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.steps import climb, norm, sgd
-from fedman.stacked import flatten
+from fedman.execution.stacked import flatten
 
 
 def close(a, b):

@@ -24,12 +24,12 @@ import torch
 from deployment import SOURCE, Deployment, TimeLimit
 from hostile import KINDS
 
-from fedman.assembly import make_engine, on_device
 from fedman.config import overrides, resolve
 from fedman.data import load
-from fedman.experiment import read_models
 from fedman.flower.app import new_project
-from fedman.records import read_rounds
+from fedman.runs.build import make_engine, on_device
+from fedman.runs.experiment import read_models
+from fedman.runs.folder import read_rounds
 
 CLIENTS, LIAR, ROUNDS = 4, 3, 3
 LIMIT = 300.0  # seconds, for any trial

@@ -10,12 +10,12 @@ from flwr.app import Array, Message
 from hostile import KINDS, spoil
 from local_grid import LocalGrid
 
-from fedman.assembly import make_engine, on_device
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
 from fedman.flower.service import Service
+from fedman.runs.build import make_engine, on_device
 
 ROUNDS, CLIENTS, LIAR = 2, 4, 3
 WORDS = (

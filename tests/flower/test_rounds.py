@@ -6,17 +6,17 @@ import pytest
 import torch
 from local_grid import LocalGrid
 
-from fedman import experiment
 from fedman.algorithms import ALGORITHMS
-from fedman.assembly import make_engine, on_device
 from fedman.config import read_toml, resolve
 from fedman.data import load
 from fedman.errors import TooFew, UserError
+from fedman.flower.exchange import exchange
 from fedman.flower.messages import ROUND
 from fedman.flower.server import serve
 from fedman.flower.service import Service
-from fedman.flower.traffic import exchange
-from fedman.records import read_rounds
+from fedman.runs import experiment
+from fedman.runs.build import make_engine, on_device
+from fedman.runs.folder import read_rounds
 
 KEYS = {
     "dataset": "digits", "clients": 5, "participation": 0.6, "unbalanced": 0.5, "rounds": 3, "epochs": 1,
@@ -247,7 +247,7 @@ def test_a_restarted_node_takes_its_clients_seat_and_memory(tmp_path):
 
 def test_a_node_that_no_longer_answers_loses_its_seat(tmp_path, monkeypatch):
     """Killed, it stays on Flower's list for a while; its successor is let in as soon as it does not answer."""
-    monkeypatch.setattr("fedman.flower.post.QUESTION_TIMEOUT", 0.2)
+    monkeypatch.setattr("fedman.flower.roster.QUESTION_TIMEOUT", 0.2)
     config = settings(algorithm="feddc", participation=1)
     grid, dead = LocalGrid.of(5, tmp_path / "memory"), set()
 

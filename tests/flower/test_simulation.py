@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedman import experiment
-from fedman.cli import main
+from fedman.cli.commands import main
 from fedman.config import overrides, resolve
+from fedman.runs import experiment
 
 pytestmark = pytest.mark.xdist_group("deployment")
 FEDMAN = Path(sys.executable).parent / "fedman"

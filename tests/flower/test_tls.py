@@ -16,7 +16,7 @@ from deployment import BIN, SOURCE, Deployment, end_all, free_port
 
 from fedman.errors import UserError
 from fedman.flower.certificates import main, make
-from fedman.records import read_rounds
+from fedman.runs.folder import read_rounds
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower-tls.md"
 

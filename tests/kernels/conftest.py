@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedman.runtime import matmul_precision
+from fedman.execution.device import matmul_precision
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the tests import one

@@ -8,7 +8,7 @@ import torch
 from fedman.data import augment
 from fedman.kernels import first
 from fedman.kernels.gather import gather
-from fedman.sampling import plan
+from fedman.training.randomness import plan
 
 
 @pytest.mark.parametrize(("size", "channels", "crop"), [((9, 12), 3, True), ((20, 17), 1, True), ((8, 8), 3, False)])

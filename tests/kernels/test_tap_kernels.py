@@ -7,7 +7,7 @@ import torch
 from kernel_checks import relative
 
 from fedman.kernels.tap import gradient, squares
-from fedman.tap import tap
+from fedman.penalties.autograd import tap
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 1), (3, 7), (2, 3, 5, 7), (2, 9001)])

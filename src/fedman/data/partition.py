@@ -257,7 +257,7 @@ def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int)
 
 
 def plot(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path | str) -> Path:
-    """Draw class x client to `path` (.png or .svg), see `fedman.data.picture`."""
-    from fedman.data import picture
+    """Draw class x client to `path` (.png or .svg), see `fedman.data.partition_picture`."""
+    from fedman.data import partition_picture as picture
 
     return picture.draw(table(labels, parts, classes), heterogeneity(labels, parts, classes), Path(path))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedman.errors import UserError
+from fedman.execution.device import matmul_precision
 from fedman.flatness.operator import Operator, Progress
-from fedman.runtime import matmul_precision
 
 BLOCK = 32  # rows of the basis allocated at a time: memory grows with the steps taken
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedman.errors import UserError
+from fedman.execution.device import matmul_precision
 from fedman.flatness.data import Batches, Loss, call
 from fedman.flatness.operator import Progress, select
-from fedman.runtime import matmul_precision
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedman.errors import UserError
+from fedman.execution.device import matmul_precision
 from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call
-from fedman.runtime import matmul_precision
 
 Progress = Callable[[int, int], None]  # (done, at most)
 

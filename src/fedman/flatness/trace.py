@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedman.errors import UserError
+from fedman.execution.device import matmul_precision
 from fedman.flatness.lanczos import Lanczos
 from fedman.flatness.operator import Operator, Progress, random_signs
-from fedman.runtime import matmul_precision
 
 
 @dataclass(frozen=True)

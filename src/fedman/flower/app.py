@@ -9,12 +9,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
+from fedman.cli.progress import described
 from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.service import FILE, split
-from fedman.progress import described
-from fedman.records import refuse_used, write_json
+from fedman.runs.folder import refuse_used, write_json
 
 CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
 PROJECT = Path(__file__).parent / "project"

@@ -4,7 +4,7 @@ A node is told who it is by `--node-config`: `partition-id`, the client's number
 folder with its own samples; `data-dir`; `memory-dir`; `device`.
 
 In a deployment every message starts a fresh process, so torch is imported only where a round needs it; in a simulation
-the process stays, and with it what `fedman.flower.desk` has prepared.
+the process stays, and with it what `fedman.flower.worker` has prepared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One client's part of a round."""
-    from fedman.flower import desk
+    from fedman.flower import worker as desk
 
     try:
         node, order = Node.of(context), _order(message)
@@ -83,6 +83,6 @@ class Node:
 
     def samples(self) -> int:
         """The size of the client's own data; 0 where it takes its part of the run's."""
-        from fedman.flower import own
+        from fedman.flower import client_data as own
 
         return own.count(Path(self.data).expanduser()) if self.data else 0

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.flower.strategy import TAG, TAGGED
-from fedman.man import ActivationNorm, Layers
+from fedman.penalties.man import ActivationNorm, Layers
 
 ZETA, MAN = "zeta", "man"
 

@@ -27,7 +27,7 @@ PROCESSES: dict[TaskType, Callable[[], None]] = {
     TaskType.CLIENT_APP: flwr_clientapp,
     TaskType.SERVER_APP: flwr_serverapp,
 }
-PRELOAD = ["fedman.cli", "fedman.flower.app", "fedman.flower.client", "fedman.flower.desk", "fedman.flower.executor"]
+PRELOAD = ["fedman.cli.commands", *(f"fedman.flower.{name}" for name in ("app", "client", "executor", "worker"))]
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 
 

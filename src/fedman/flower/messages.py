@@ -10,7 +10,7 @@ And back:
 - `reply`, a ConfigRecord: `run`, `round`, `client` as they came;
 - `upload`, an ArrayRecord: the client's model `w`, `[P]`; `last`, its upload that the server used before, where
   the server keeps the mean of all clients; and what else the server cannot compute from these
-  (`fedman.flower.traffic`);
+  (`fedman.flower.exchange`);
 - `figures`, a MetricRecord: `loss`, and the MAN term of each layer as `man.LAYER`.
 
 A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",

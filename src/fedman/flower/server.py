@@ -22,22 +22,23 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedman.algorithms import State
-from fedman.assembly import make_engine, on_device
 from fedman.config import CUSTOM, Config
 from fedman.data import Dataset, is_npz, load
-from fedman.engine import End, Engine, Outcome, Work
 from fedman.errors import Interrupted, TooFew, UserError
-from fedman.experiment import Progress, Result, Run, drive, finished_result
-from fedman.federation import Federation, start
+from fedman.execution.device import matmul_precision, pick_device
+from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
-from fedman.flower.post import Roster, ask, letter
+from fedman.flower.roster import Roster, ask, letter
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
 from fedman.flower.service import Service, keep
-from fedman.flower.traffic import exchange
-from fedman.local import Job, Stopped
-from fedman.records import LOCAL, RunFolder
-from fedman.runtime import matmul_precision, pick_device, stop_on_signal
-from fedman.sampling import batch_counts
+from fedman.runs.build import make_engine, on_device
+from fedman.runs.experiment import Progress, Result, Run, drive, finished_result
+from fedman.runs.folder import LOCAL, RunFolder
+from fedman.runs.signals import stop_on_signal
+from fedman.training.engine import End, Engine, Outcome, Work
+from fedman.training.local_steps import Job, Stopped
+from fedman.training.randomness import batch_counts
+from fedman.training.state import Federation, start
 
 Stopping = tuple[threading.Event, list[int]]
 """What ends a run early, and the signal that asked for it: see `stop_on_signal`."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedman.config import read_toml, shown
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
-from fedman.records import to_toml, write_text
+from fedman.runs.folder import to_toml, write_text
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 

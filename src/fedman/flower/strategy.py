@@ -28,7 +28,7 @@ from flwr.supercore.run import Run
 
 from fedman.errors import UserError
 from fedman.flower.messages import REFUSED
-from fedman.flower.post import ask
+from fedman.flower.roster import ask
 from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"

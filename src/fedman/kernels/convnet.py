@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.kernels import activation, conv, first, gram, head, linear
-from fedman.kernels.aside import Aside
+from fedman.kernels.side_stream import Aside
 from fedman.kernels.stage import STORAGE, Stage
 from fedman.models import ConvNet
 

@@ -1,4 +1,4 @@
-"""The two passes of a tap (`fedman.tap`) on a GPU: the sum of squares of each row; the gradient of ReLU and tap in one.
+"""The two passes of `fedman.penalties.autograd.tap` on a GPU: sums of squares by row; the gradient of ReLU and tap.
 
 Tensors are seen as rows of n entries in the order of memory, whatever the layout inside a row.
 """

@@ -1,0 +1,1 @@
+"""Where the local work of a round is carried out."""

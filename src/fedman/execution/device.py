@@ -1,0 +1,66 @@
+"""The device of a run: which one, in which precision, on how many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedman.errors import UserError
+
+
+def pick_device(name: str) -> str:
+    """ "auto" is CUDA where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: no CUDA device is available; use auto or cpu")
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda")
+    return name
+
+
+def pick_precision(name: str, device: str, large: bool = False) -> str:
+    """ "auto" is bf16 on a GPU that has it, and for a large model on a CPU that has it; fp32 elsewhere."""
+    if name == "auto":
+        if device == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fast = large and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+        return "bf16" if fast else "fp32"
+    if name == "tf32" and device != "cuda":
+        raise UserError("precision: tf32 needs a CUDA device; use fp32")
+    return name
+
+
+def device_name(device: torch.device) -> str:
+    """A device as a person would name it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """TF32 in CUDA's matrix products and convolutions, or not, for the time of a run."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, conv.allow_tf32
+    matmul.allow_tf32 = conv.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, conv.allow_tf32 = before
+
+
+@contextmanager
+def one_thread_each(device: torch.device) -> Iterator[None]:
+    """On a CPU, parallel work is spread over clients, each on one thread: faster than threads inside a small
+    convolution, and the result does not depend on the number of cores."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,102 @@
+"""Many clients on this machine or a Ray cluster: Flower's simulation engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import ray
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from flwr.supercore.logger import update_console_handler
+from ray._private import services
+
+from fedman.config import Config
+from fedman.data import is_npz
+from fedman.errors import Interrupted, UserError
+from fedman.flower import client
+from fedman.flower.server import serve
+from fedman.flower.service import FILE, Service
+from fedman.flower.worker import SHARED
+from fedman.runs.experiment import Progress, Result, finished_result
+from fedman.runs.signals import stop_on_signal
+
+
+def simulate(
+    config: Config,
+    service: Service,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    device: str = "auto",
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    progress: Progress = lambda record: None,
+    warn: Callable[[str], object] = lambda message: None,
+) -> Result:
+    """Run a configuration with one simulated node a client; `cpus` and `gpus` are what a client at work takes.
+
+    The clients' memories lie in OUT/memory until the run is done. With $RAY_ADDRESS the clients work on that cluster,
+    whose machines must see OUT and the data under the same paths.
+    """
+    if service.sizes is not None:
+        raise UserError("sizes: simulated clients have no data of their own; leave it out")
+    if resume and (done := finished_result(config, out)):
+        return done
+    stopping, results = threading.Event(), list[Result]()
+    server = ServerApp()
+    memory = Path(out).absolute() / "memory"
+    _start_ray(config, memory, cpus, gpus)
+    try:
+        with stop_on_signal(stopping) as caught:
+
+            @server.main()
+            def main(grid: Grid, context: Context) -> None:
+                end = (stopping, caught)
+                results.append(serve(
+                    grid, config, service, out=out, resume=resume, device=device, stopping=end,
+                    progress=progress, warn=warn,
+                ))  # fmt: skip
+
+            update_console_handler(level=logging.CRITICAL)
+            resources = {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}}
+            run_simulation(server, client.app, config.clients, backend_config=resources)  # type: ignore[arg-type]
+    except Interrupted as error:
+        how = f"; go on with: fedman flower simulate --out {shlex.quote(str(out))} --resume"
+        raise Interrupted(error.signum, f"{error}{how if (memory.parent / FILE).exists() else ''}") from None
+    finally:
+        ray.shutdown()
+    shutil.rmtree(memory, ignore_errors=True)
+    return results[0]
+
+
+def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
+    """Start Ray, or join its cluster, with what the clients need to know in their environment."""
+    variables = {"FEDMAN_MEMORY": str(memory), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    if config.data_dir:
+        variables["FEDMAN_DATA"] = str(Path(config.data_dir).expanduser().absolute())
+    if is_npz(config.dataset):
+        variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
+    warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
+    told = {"env_vars": variables}
+    # Ray's dashboard, even when it is not wanted, asks cloud providers' servers where it is
+    no_dashboard = mock.patch.object(services, "start_api_server", return_value=("", None))
+    try:
+        with no_dashboard:
+            ray.init(runtime_env=told, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {' '.join(str(error).split())[:200]}") from None
+    have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+    if have["CPU"] < cpus or have["GPU"] < gpus:
+        ray.shutdown()
+        raise UserError(
+            f"cpus, gpus: a client would take {cpus:g} and {gpus:g}, Ray has {have['CPU']:g} and {have['GPU']:g}"
+        )

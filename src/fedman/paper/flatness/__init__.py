@@ -1,0 +1,1 @@
+"""`fedman flatness`: the Hessian analysis of finished runs."""

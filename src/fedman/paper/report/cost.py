@@ -1,0 +1,91 @@
+"""What MAN costs: the paper's count of multiplications beside measured times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedman.data import SPECS
+from fedman.models import build
+from fedman.paper.report.series import Series
+from fedman.paper.report.tables import NOTHING, Table
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's multiplications for one sample on the way forward, and those that its MAN term adds."""
+
+    name: str
+    own: int
+    man: int
+
+
+def layers(model: nn.Module, shape: Sequence[int]) -> list[Layer]:
+    """The paper's formula for every layer: C_o·H_o·W_o·C_i·K² or d_i·d_o of its own, one more per output for MAN."""
+    found: list[Layer] = []
+
+    def count(name: str) -> Any:
+        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            fan_in = math.prod(module.weight.shape[1:])
+            found.append(Layer(name, output[0].numel() * fan_in, output[0].numel()))
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(count(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    with torch.no_grad():
+        model(torch.zeros(1, *shape))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def formula(dataset: str) -> Table | None:
+    """The count for the model that goes with a data set."""
+    spec = SPECS.get(dataset)
+    if spec is None:
+        return None
+    counted = layers(build(spec.model, spec.shape, spec.classes), spec.shape)
+    rows = [[layer.name, f"{layer.own:,}", f"{layer.man:,}", _percent(layer.man / layer.own)] for layer in counted]
+    own, man = sum(layer.own for layer in counted), sum(layer.man for layer in counted)
+    rows.append(["together", f"{own:,}", f"{man:,}", _percent(man / own)])
+    header = ["layer", "multiplications", "MAN adds", "share"]
+    note = (
+        "One sample forward: C_o·H_o·W_o·C_i·K² for a convolution, d_i·d_o for a linear layer; MAN adds one per output."
+    )
+    return Table(f"cost-{spec.model}", f"{spec.model}: the paper's count", header, rows, note)
+
+
+def measured(costs: Iterable[dict[str, Any]]) -> Table | None:
+    """Times of a training step, each against the plain step of the same measurement."""
+    rows = [[c["where"], c["model"], c["kind"], f"{c['ms']:.3g}", f"{c['ratio']:.3f}"] for c in costs]
+    header = ["where", "model", "step", "ms", "against plain"]
+    note = "Medians of interleaved steps: forward, backward, update; SAM takes two gradients (benchmarks/man_cost.py)."
+    return Table("cost-step", "Time of a training step, measured", header, rows, note, 3) if rows else None
+
+
+def runs(everything: Sequence[Series]) -> Table | None:
+    """Seconds a run, by data set, method and device; runs stacked on a GPU share their time evenly."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for s in everything:
+        for run in s.runs:
+            if not s.variant and isinstance(run.get("seconds"), int | float):
+                beside = f", {run['stacked']} stacked" if run.get("stacked") else ""
+                key = s.dataset, s.method, f"{run.get('device', NOTHING)}{beside}", str(run.get("precision", NOTHING))
+                groups.setdefault(key, []).append(run["seconds"])
+    rows = [[*key, f"{sum(v) / len(v):.1f}", str(len(v))] for key, v in groups.items()]
+    header = ["data", "method", "device", "precision", "s a run", "runs"]
+    note = "Wall time with evaluation every round. Runs that are stacked share their time evenly."
+    return Table("cost-runs", "Time of a run", header, rows, note, 4) if rows else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

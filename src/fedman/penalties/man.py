@@ -1,0 +1,334 @@
+"""MAN: minimise layerwise activation norms. A regulariser for any `nn.Module`.
+
+    R = Σ_l 1/(B·n_l) Σ_b ‖a_l,b‖²        l: every nonlinearity's output and the logits; n_l entries a sample
+
+from "Minimizing Layerwise Activation Norm Improves Generalization in Federated Learning" (WACV 2024). A term is
+the second moment of a layer's entries; the loss of a client is L + ζR.
+
+    man = ActivationNorm(model)
+    loss = cross_entropy(model(x), y) + 0.15 * man()
+
+This file finds the activations; `fedman.penalties.autograd` measures them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
+
+from fedman.errors import UserError
+from fedman.penalties.autograd import tap
+
+Measure = Callable[[Tensor], Tensor]
+Layers = str | Iterable[str] | Mapping[str, Measure] | None
+
+ACTIVATION_MODULES = tuple(
+    getattr(nn, name)
+    for name in nn.modules.activation.__all__
+    if name not in ("MultiheadAttention", "Softmin", "Softmax", "Softmax2d", "LogSoftmax")
+)
+ACTIVATION_FUNCTIONS: dict[Any, str] = {
+    function: name
+    for name in (
+        "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "glu",
+        "tanh", "hardtanh", "tanhshrink", "sigmoid", "hardsigmoid", "logsigmoid", "hardswish", "softplus", "softsign",
+        "softshrink", "hardshrink", "threshold",
+    )
+    for home in (F, torch, Tensor)
+    for spelling in (name, name + "_")
+    if (function := getattr(home, spelling, None)) is not None
+}  # fmt: skip
+
+
+def mean_square(a: Tensor) -> Tensor:
+    """MAN's own measure of a layer: each sample's mean of squares, [B, ...] to [B]."""
+    return a.square().flatten(1).mean(1)
+
+
+def mean_square_and_variance(a: Tensor) -> Tensor:
+    """The same, and to every sample the (unbiased) variance of a feature over the batch, averaged over features."""
+    return mean_square(a) + a.var(0).mean()
+
+
+@dataclass
+class _Pass:
+    """One forward pass of the model: what it has left so far."""
+
+    grad: bool
+    taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
+    uses: dict[str, int] = field(default_factory=dict)
+    last: Tensor | None = None  # the activation tapped last
+    depth: int = 1  # calls of the model under way: more than one where it calls itself
+    muted: int = 0  # activation modules under way
+
+    def tap(self, name: str, out: Any, z: Any = None, measure: Measure | None = None, first: str = "") -> Any:
+        """Measure `out`, computed from z, as layer `name` (first use: `name + first`; "" is the model itself).
+
+        Returns what takes its place.
+        """
+        leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out)
+        i = _position(name, leaves)
+        a = leaves[i]
+        if not name and a is self.last:
+            return out
+        if self.grad and not torch.is_grad_enabled() and any(_frames(CheckpointFunction.forward.__code__)):
+            raise UserError(f"ActivationNorm: layer {name!r} is checkpointed with use_reentrant=True; use False")
+        if measure is None:
+            leaves[i], s = tap(a, z)
+        else:
+            s = measure(a)
+            if s.shape != a.shape[:1]:
+                shapes = f"{tuple(a.shape)} to {tuple(s.shape)}, not to {tuple(a.shape[:1])}"
+                raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
+            s = s / s.numel()
+        self.last = leaves[i]
+        self.taps[self.key(name or "output", first)] = s if s.ndim else s.unsqueeze(0)
+        return leaves[0] if spec is None else tree_unflatten(leaves, spec)
+
+    def key(self, name: str, first: str) -> str:
+        """`name + first`; from the second use on `name#2`, ..., skipping what is taken."""
+        k = self.uses.get(name + first, 0) + 1
+        key = name + first if k == 1 else f"{name}#{k}"
+        while key in self.taps:
+            k += 1
+            key = f"{name}#{k}"
+        self.uses[name + first] = k
+        return key
+
+
+class _FunctionalTaps(TorchFunctionMode):
+    """On while the model runs: calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... are taps too."""
+
+    def __init__(self, man: ActivationNorm) -> None:
+        super().__init__()
+        self.man = man
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = ACTIVATION_FUNCTIONS.get(func)
+        return out if name is None else self.man._tap_function(self, name, out, args)
+
+
+class ActivationNorm:
+    """The MAN term of the model's latest forward pass: `model(x)`, then `man()`.
+
+    `layers`: None taps the output of every activation module and of every functional activation in the forward
+    pass, in order of use; an iterable of module names taps the outputs of these modules; a mapping from names to
+    measures does so with measures other than the mean of squares: functions from an activation [B, ...] to
+    values [B]. `output`: whether the model's output (the logits) is a layer too; where the model ends in a tapped
+    layer, that is its output and counts once. Of an output with several tensors the first one counts.
+
+    Only the latest forward pass counts, and once: `man()` and `man.terms()` consume it. To sum over several
+    passes (two views of a batch, accumulation of gradients), call `man()` after each. One model has one
+    ActivationNorm: a new one takes the place of the old. Use a model and its ActivationNorm in one thread at a
+    time; copies of the model, each with its own, run side by side.
+
+    Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual;
+    that of a functional call inside the checkpointed part is kept.
+    """
+
+    def __init__(self, model: nn.Module, layers: Layers = None, *, output: bool = True) -> None:
+        chosen = _choose(model, layers)
+        for hook in list(model._forward_pre_hooks.values()):
+            if isinstance(former := getattr(hook, "__self__", None), ActivationNorm):
+                former.remove()
+        self._output = output
+        self._functional = _FunctionalTaps(self) if layers is None else None
+        self._running: _Pass | None = None
+        self._done: _Pass | None = None
+        self._report: tuple[tuple[str, ...], Tensor | None] = ((), None)
+        self._handles = [model.register_forward_pre_hook(self._enter)]
+        for name, (module, measure) in chosen.items():
+            if layers is None:
+                self._handles.append(module.register_forward_pre_hook(self._mute))
+            self._handles.append(module.register_forward_hook(partial(self._tap_module, name, measure)))
+        self._handles.append(model.register_forward_hook(self._leave, always_call=True))
+
+    def __call__(self, weight: Tensor | None = None) -> Tensor:
+        """R = Σ_l Σ_b weight_b·s_l,b, where s_l,b is sample b's mean of squares; without weights each has 1/B."""
+        return self._take(weight)[1].sum()
+
+    def terms(self, weight: Tensor | None = None) -> dict[str, Tensor]:
+        """The terms of R by layer, in order of use; `man()` is their sum."""
+        names, shares = self._take(weight)
+        return dict(zip(names, shares.sum(1).unbind(), strict=True))
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The terms of the last `man()` or `man.terms()` as numbers; empty before one, and under torch.func."""
+        names, shares = self._report
+        return {} if shares is None else dict(zip(names, shares.sum(1).tolist(), strict=True))
+
+    def remove(self) -> None:
+        """Take all hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._done = None
+
+    def __enter__(self) -> ActivationNorm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles of a model with its hooks: all but what a forward pass left."""
+        return {**self.__dict__, "_running": None, "_done": None, "_report": ((), None)}
+
+    def _take(self, weight: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
+        """The names of the layers and each sample's share in their terms [L, B]; the pass is let go of."""
+        done, self._done = self._done, None
+        if done is None:
+            raise UserError("ActivationNorm: no forward pass to measure; call the model before each man()")
+        if not done.taps:
+            raise UserError("ActivationNorm: the model has no activation to measure; use output=True or layers=[...]")
+        samples = list(done.taps.values())
+        if weight is not None:
+            for name, s in done.taps.items():
+                if s.shape != weight.shape:
+                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
+                    raise UserError(f"weight: shape {shapes}")
+            shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
+        elif len({s.shape for s in samples}) == 1:
+            shares = torch.stack(samples)
+        else:
+            shares = torch.stack([s.sum(0, keepdim=True) for s in samples])
+        names = tuple(done.taps)
+        wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(shares)
+        self._report = (names, None if wrapped else shares.detach())
+        return names, shares
+
+    def _enter(self, model: nn.Module, args: Any) -> None:
+        _refuse_replica(model)
+        if _recomputing():
+            return
+        if self._running is not None:
+            if sum(frame.f_locals["self"] is model for frame in _frames(nn.Module._call_impl.__code__)) > 1:
+                self._running.depth += 1
+                return
+            self._forget_interrupted()
+        self._done, self._running = None, _Pass(torch.is_grad_enabled())
+        if self._functional is not None:
+            self._functional.__enter__()
+
+    def _leave(self, model: nn.Module, args: Any, out: Any) -> Any:
+        if _recomputing():
+            return _Pass(True).tap("", out) if self._output and out is not None else None
+        current = self._running
+        if current is None:
+            return None
+        current.depth -= 1
+        if current.depth:
+            return None
+        self._running = None
+        if self._functional is not None:
+            self._functional.__exit__(None, None, None)
+        if out is None:  # the forward pass has failed
+            return None
+        if self._output:
+            out = current.tap("", out)
+        current.last, self._done = None, current
+        return out
+
+    def _forget_interrupted(self) -> None:
+        """After Ctrl-C in the model's forward, which no hook hears of: take off the mode that it left on."""
+        if self._functional is not None:
+            if torch.overrides._get_current_function_mode() is self._functional:
+                self._functional.__exit__(None, None, None)
+            self._functional = _FunctionalTaps(self)
+
+    def _mute(self, module: nn.Module, args: Any) -> None:
+        """An activation module's own functional calls are not taps of their own."""
+        if self._running is not None and not _recomputing():
+            self._running.muted += 1
+
+    def _tap_module(self, name: str, measure: Measure | None, module: nn.Module, args: Any, out: Any) -> Any:
+        _refuse_replica(module)
+        z = args[0] if args else None
+        if _recomputing():  # what the first run saved for the backward pass, this one has to save too
+            return _Pass(True).tap(name, out, z, measure)
+        if self._running is None:
+            return None
+        if self._functional is not None:
+            self._running.muted -= 1
+        with torch._C.DisableTorchFunction():
+            return self._running.tap(name, out, z, measure)
+
+    def _tap_function(self, mode: _FunctionalTaps, name: str, out: Tensor, args: tuple[Any, ...]) -> Any:
+        current = self._running
+        if current is None or current.muted or mode is not self._functional or not out.is_floating_point():
+            return out
+        with _outside_checkpoint():
+            return current.tap(name, out, args[0] if args else None, first="#1")
+
+
+def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
+    """The modules to tap by name, with their measures (None: the mean of squares)."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    if layers is None:
+        return {name: (module, None) for name, module in modules.items() if isinstance(module, ACTIVATION_MODULES)}
+    names = [layers] if isinstance(layers, str) else list(layers)
+    measures = dict(layers) if isinstance(layers, Mapping) else {}
+    for name in names:
+        if name not in modules:
+            near = difflib.get_close_matches(str(name), modules, 1) or list(modules)[:5]
+            raise UserError(f"layers: the model has no module {name!r}; it has {', '.join(map(repr, near))}")
+        if isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):
+            raise UserError(f"layers: {name!r} is a list of modules and never called itself; name its members")
+        if name in measures and not callable(measures[name]):
+            raise UserError(f"layers: the measure of {name!r} is {measures[name]!r}, not a function of an activation")
+    return {name: (modules[name], measures.get(name)) for name in names}
+
+
+def _position(name: str, leaves: list[Any]) -> int:
+    """Which leaf of an output is the activation: the only tensor, or the first real one with samples."""
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and (leaf.ndim or len(leaves) == 1):
+            return i
+    kinds = ", ".join(str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+    where = f"the output of layer {name!r}" if name else "the model's output"
+    raise UserError(
+        f"ActivationNorm: {where} has no floating-point tensor of samples ({kinds or 'nothing'}); "
+        + ("name other layers" if name else "use output=False")
+    )
+
+
+def _frames(code: CodeType) -> Iterator[FrameType]:
+    """The calls of a function that are under way in this thread."""
+    return (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is code)
+
+
+def _recomputing() -> bool:
+    """Whether gradient checkpointing runs a module for the second time, inside the backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _refuse_replica(module: nn.Module) -> None:
+    if not torch.compiler.is_compiling() and "_is_replica" in vars(module):
+        raise UserError("ActivationNorm: nn.DataParallel hides its replicas' activations; use DistributedDataParallel")
+
+
+def _outside_checkpoint() -> AbstractContextManager[Any]:
+    """Keep what is saved for the backward pass out of the hands of a checkpoint.
+
+    It wants its second run to save the same tensors as the first; but the mode that sees functional calls is off
+    in the backward pass.
+    """
+    hooks = None if torch.compiler.is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is None or hooks[0].__module__ != "torch.utils.checkpoint":
+        return nullcontext()
+    return saved_tensors_hooks(lambda a: a, lambda a: a)

@@ -1,0 +1,118 @@
+"""Checkpoints: a run's state between two rounds, as safetensors and a JSON with both hashes. Never executed.
+
+Clients that have not taken part yet still are where they started, so only the rows of those seen are stored. The
+JSON is written after the tensors; the two newest checkpoints are kept, and a damaged one gives way to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedman.errors import UserError
+from fedman.training.state import Federation
+from fedman.runs.folder import version, write_json, write_whole, writing
+
+FORMAT = 2
+KEEP = 2
+DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
+
+
+def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float) -> None:
+    """Write the state after a finished round."""
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    seen = [k for k, yes in enumerate(state.seen) if yes]
+    tensors = {name: v.detach().cpu().contiguous() for name, v in _tensors(state, seen).items()}
+    data = folder / f"round-{state.round:06d}.safetensors"
+    write_whole(data, lambda path: save_file(tensors, path))
+    about = {
+        "format": FORMAT,
+        "version": version(),
+        "round": state.round,
+        "seen": seen,
+        "notes": state.notes,
+        "seconds": seconds,
+        "data": sha256(data),
+        "config": config,
+    }
+    write_json(data.with_suffix(".json"), about | {"sha256": _digest(about)})
+    kept = {path.stem for path in sorted(folder.glob("round-*.json"))[-KEEP:]}
+    with writing(folder):
+        for old in folder.glob("*round-*"):  # also what a killed process left half-done
+            if old.stem not in kept:
+                old.unlink(missing_ok=True)
+
+
+def load(
+    folder: Path, state: Federation, config: dict[str, Any], warn: Callable[[str], object]
+) -> tuple[Federation, float] | None:
+    """The newest sound checkpoint laid over a fresh `state`, and the seconds spent so far; None if there is none."""
+    found = sorted(folder.glob("round-*.json"), reverse=True)
+    if not found:
+        return None
+    for path in found:
+        try:
+            about, tensors = _read(path)
+            want = _tensors(state, about["seen"])
+        except DAMAGE as error:
+            warn(f"{path}: damaged ({type(error).__name__}); trying the one before it")
+            continue
+        if about["config"] != config:
+            changed = sorted(k for k in {*about["config"], *config} if about["config"].get(k) != config.get(k))
+            raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+        for name, v in want.items():
+            if name not in tensors or tensors[name].shape != v.shape:
+                raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)}")
+        if about["version"] != version():
+            warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
+        return _lay_over(state, about, tensors), float(about["seconds"])
+    raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
+
+
+def _tensors(state: Federation, seen: list[int]) -> dict[str, torch.Tensor]:
+    """What is stored of a state: the rows of clients that have not taken part are known without."""
+    tensors = {f"server.{name}": v for name, v in state.server.items()}
+    tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
+    return tensors | {"last": state.last[seen], "total": state.total, "sel": state.sel.clone()}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    about = json.loads(path.read_bytes())
+    if about["format"] != FORMAT:
+        raise UserError(f"{path}: checkpoint format {str(about['format'])[:20]}, this version reads {FORMAT}")
+    data = path.with_suffix(".safetensors")
+    if about.pop("sha256") != _digest(about) or about["data"] != sha256(data):
+        raise ValueError("hash differs")
+    return about, load_file(data)
+
+
+def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Federation:
+    device, seen = state.sel.device, about["seen"]
+    state.round = about["round"]
+    state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
+    for name, rows in state.memory.items():
+        rows[seen] = tensors[f"memory.{name}"].to(rows.device)
+    state.last[seen] = tensors["last"].to(state.last.device)
+    state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
+    for k in seen:
+        state.seen[k] = True
+    state.notes = about.get("notes", {})
+    return state
+
+
+def _digest(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's contents."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""One round of federated learning: who takes part, local steps, aggregation, evaluation."""

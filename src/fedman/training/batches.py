@@ -1,0 +1,163 @@
+"""Samples on the device, and the batches a chunk of clients draws from them in a round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedman.data.augment import Windows, affine, channels_first, gather, normalise
+from fedman.execution.transfer import send
+from fedman.training.randomness import Plan
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
+
+
+Layout = tuple[int, torch.dtype]
+"""How the stacked kernels want their images: zero padding in pixels, and type (`fedman.kernels.first.prepare`)."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training and test samples on the device, and which training samples are whose."""
+
+    x: Tensor  # bytes [n, H, W, C], or a user's own numbers [n, ...]
+    y: Tensor  # [n]
+    x_test: Tensor
+    y_test: Tensor
+    parts: list[Tensor]  # the indices of each client's samples
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+
+    @property
+    def images(self) -> bool:
+        """Whether samples are bytes of images, channels last."""
+        return self.x.dtype == torch.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A sample's shape as the model sees it."""
+        shape = self.x.shape[1:]
+        return (shape[-1], *shape[:-1]) if self.images else tuple(shape)
+
+    @property
+    def longest(self) -> int:
+        """The samples of the largest client."""
+        return max(map(len, self.parts))
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        return [len(self.parts[k]) for k in clients]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """`[N, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
+        rows = [torch.cat([part, part[:1].expand(self.longest - len(part))]) for part in self.parts]
+        return torch.stack(rows)
+
+    def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A slice of the normalised test set, images with their channels first."""
+        x = normalise(self.x_test[lo:hi], self.mean, self.std, dtype)
+        return channels_first(x) if self.images else x, self.y_test[lo:hi]
+
+
+class Batches:
+    """The batches of a chunk of clients, step by step."""
+
+    def __init__(
+        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: Layout | None = None
+    ) -> None:
+        self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
+        self.steps = plan.sample.shape[1]
+        index = samples.table[clients, : plan.longest]
+        index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
+        tensors = {"index": index, "sample": plan.sample, "window": plan.window}
+        if plan.weight is not None:
+            tensors["weight"] = plan.weight.to(dtype)
+        if min(plan.steps) < self.steps:
+            tensors["active"] = send(plan.counts, plan.sample.device) > 0
+        self.tensors: dict[str, Tensor] = tensors  # what differs from round to round
+        self._windows: Windows | None = None
+
+    @staticmethod
+    def stacked(parts: Sequence[Batches]) -> Batches:
+        """The batches of several chunks of one data set as those of one."""
+        whole = copy.copy(parts[0])
+        tensors = [part.tensors for part in parts]
+        names = {name for t in tensors for name in t}
+        if "weight" in names or "active" in names:
+            tensors = [part._ragged() for part in parts]
+            names = set(tensors[0])
+        whole.tensors = {n: torch.cat([t[n] for t in tensors], _client(n)) for n in sorted(names)}
+        return whole
+
+    def first(self, times: int) -> Batches:
+        """The batches of the first client, so many times."""
+        tensors = {n: v.narrow(_client(n), 0, 1).repeat_interleave(times, _client(n)) for n, v in self.tensors.items()}
+        return self.over(tensors)
+
+    def _ragged(self) -> dict[str, Tensor]:
+        """The tensors with weights and masks written out, also where all batches are full."""
+        sample = self.tensors["sample"]
+        full = torch.full(sample.shape, 1 / sample.shape[2], dtype=self.dtype, device=sample.device)
+        active = torch.ones(sample.shape[:2], dtype=torch.bool, device=sample.device)
+        return {"weight": full, "active": active} | self.tensors
+
+    def over(self, tensors: Mapping[str, Tensor]) -> Batches:
+        """The same batches, read from other tensors of the same shapes."""
+        if tensors is self.tensors:
+            return self
+        other = copy.copy(self)
+        other.tensors = dict(tensors)
+        return other
+
+    def active(self, j: int | Tensor) -> Tensor | None:
+        """`[S, 1]`: whether a client still has a step to take; None when all take all of them."""
+        return _at(self.tensors["active"], 1, j)[:, None] if "active" in self.tensors else None
+
+    def at(self, j: int | Tensor) -> Batch:
+        """Step j; a tensor `[1]` in a captured graph."""
+        if self.layout is not None:
+            return self._prepared(j, self.layout)
+        sample, window = _at(self.tensors["sample"], 1, j), _at(self.tensors["window"], 2, j)
+        weight = _at(self.tensors["weight"], 1, j) if "weight" in self.tensors else None
+        if weight is not None and len(sample) == 1 and isinstance(j, int):  # one client alone needs no padding
+            n = self.counts[0][j]
+            sample, window, weight = sample[:, :n], window[:, :, :n], None
+        where = self.tensors["index"].gather(1, sample)
+        return self._inputs(sample, where, window), self.samples.y[where], weight
+
+    def _prepared(self, j: int | Tensor, layout: Layout) -> Batch:
+        from fedman.kernels.gather import gather as prepared
+
+        data, now = self.samples, self.tensors
+        step = j if isinstance(j, Tensor) else torch.full((1,), j, device=data.x.device)
+        scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
+        plan = now["index"], now["sample"], now["window"]
+        x, y = prepared(data.x, data.y, *plan, step, scale_shift, data.augment, *layout)
+        return x, y, _at(now["weight"], 1, j) if "weight" in now else None
+
+    def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
+        data = self.samples
+        if where.is_cuda and data.images:
+            return channels_first(
+                gather(data.x, where, window if data.augment else None, data.mean, data.std, self.dtype)
+            )
+        if self._windows is None:
+            x = normalise(data.x[self.tensors["index"]], data.mean, data.std, self.dtype)
+            self._windows = Windows(x, data.images, data.augment)
+        return self._windows.take(sample, window)
+
+
+def _client(name: str) -> int:
+    """The dimension of a chunk's tensor that runs over clients."""
+    return 1 if name == "window" else 0
+
+
+def _at(v: Tensor, dim: int, j: int | Tensor) -> Tensor:
+    return v.select(dim, j) if isinstance(j, int) else v.index_select(dim, j).squeeze(dim)

@@ -1,0 +1,338 @@
+"""The command line: bad input of every kind ends with exit code 2, one message, and nothing written."""
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from fedman.cli.commands import main
+from fedman.runs import experiment
+
+BAD_KEYS = [
+    # words of the command line, and what the message must say
+    (["zeta"], "'zeta': expected KEY=VALUE"),
+    (["=3"], "'=3': expected KEY=VALUE"),
+    (["zeta=0.1", "zeta=0.2"], "zeta: given twice"),
+    (["algoritm=feddc"], "algoritm: no such key; did you mean algorithm?"),
+    (["Zeta=0.1"], "Zeta: no such key; did you mean zeta?"),
+    (["learning_rate=0.1"], "learning_rate: no such key"),
+    (["__class__=1"], "__class__: no such key"),
+    (["model_config=1"], "model_config: no such key"),
+    (["algorithm=feddcc"], "no algorithm named 'feddcc'; did you mean feddc?"),
+    (["algorithm="], "no algorithm named ''"),
+    (["algorithm=FedAvg"], "no algorithm named 'FedAvg'; did you mean fedavg?"),
+    (["dataset=cifar1000"], "dataset: 'cifar1000' is not known"),
+    (["dataset="], "dataset: '' is not known"),
+    (["dataset=../../etc/passwd"], "dataset: '../../etc/passwd' is not known"),
+    (["dataset=npz:nowhere.npz"], "nowhere.npz"),
+    (["model=resnet"], "no model named 'resnet'"),
+    (["model=cifar_cnn"], "too small"),
+    (["model=custom"], "model: 'custom' is not one of"),
+    (["dataset=custom"], "dataset: 'custom' is not known"),
+    (["partition=dirichlet0.3"], "dirichlet0.3"),
+    (["partition=dir"], "partition"),
+    (["partition=dir-1"], "partition"),
+    (["partition=dir0"], "partition"),
+    (["partition=dirnan"], "partition"),
+    (["partition=dirinf"], "partition"),
+    (["partition=path0"], "partition"),
+    (["partition=path11"], "partition"),
+    (["partition=path2.5"], "partition"),
+    (["partition=IID"], "partition"),
+    (["clients=0"], "clients: should be greater than or equal to 1, not '0'"),
+    (["clients=-5"], "clients"),
+    (["clients=2.5"], "clients"),
+    (["clients=ten"], "clients"),
+    (["clients=1e99"], "clients"),
+    (["clients=99999999999"], "clients"),
+    (["clients=2000"], "2000"),
+    (["participation=0"], "participation: should be greater than 0"),
+    (["participation=1.1"], "participation"),
+    (["participation=nan"], "participation"),
+    (["participation=-0.1"], "participation"),
+    (["cohort=random"], "cohort: should be 'bernoulli' or 'fixed', not 'random'"),
+    (["zeta=-0.1"], "zeta: should be greater than or equal to 0, not '-0.1'"),
+    (["zeta=nan"], "zeta: should be a finite number"),
+    (["zeta=inf"], "zeta"),
+    (["zeta=0,15"], "zeta"),
+    (["zeta=0.1.2"], "zeta"),
+    (["zeta=true"], "zeta"),
+    (["zeta=[0.1]"], "zeta"),
+    (["man_logits=maybe"], "man_logits"),
+    (["man_variant=code"], "man_variant"),
+    (["man_variant=tiny-code"], "man_variant: tiny-code belongs to model tiny_cnn"),
+    (["man_variant=tiny-code", "model=tiny_cnn"], "add man_logits=false"),
+    (["alpha=0.1"], "alpha: fedavg has no such hyper-parameter (it has none)"),
+    (["algorithm=feddyn", "rho=0.1"], "rho: feddyn has no such hyper-parameter (it has alpha)"),
+    (["algorithm=fedsam", "eta=0.1"], "eta: fedsam has no such"),
+    (["algorithm=fedprox", "alpha=0.1"], "alpha: fedprox has no such"),
+    (["algorithm=feddc", "stale_ascent=true"], "stale_ascent: feddc has no such"),
+    (["algorithm=fedspeed", "decayed=true"], "decayed: fedspeed has no such"),
+    (["algorithm=fedprox", "mu=-1"], "mu"),
+    (["algorithm=fedsam", "rho=nan"], "rho"),
+    (["algorithm=feddyn", "alpha=-0.01"], "alpha"),
+    (["rounds=0"], "rounds"),
+    (["rounds=1.5"], "rounds"),
+    (["epochs=0"], "epochs"),
+    (["epochs=1001"], "epochs: should be less than or equal to 1000"),
+    (["dataset=npz:a\0.npz"], "dataset: has a NUL character"),
+    (["--config", "/dev/zero"], "/dev/zero: has more than 1048576 bytes"),
+    (["epochs=-1"], "epochs"),
+    (["batch_size=0"], "batch_size"),
+    (["batch_size=many"], "batch_size"),
+    (["lr=0"], "lr: should be greater than 0"),
+    (["lr=-0.1"], "lr"),
+    (["lr=nan"], "lr"),
+    (["lr=1e-1e"], "lr"),
+    (["lr_decay=0"], "lr_decay"),
+    (["lr_decay=1.5"], "lr_decay"),
+    (["weight_decay=-1e-3"], "weight_decay"),
+    (["clip=0"], "clip"),
+    (["clip=-1"], "clip"),
+    (["clip=nan"], "clip"),
+    (["seed=-1"], "seed"),
+    (["seed=2147483648"], "seed"),
+    (["seed=x"], "seed"),
+    (["unbalanced=-1"], "unbalanced"),
+    (["unbalanced=100"], "unbalanced"),
+    (["target=0"], "target"),
+    (["target=101"], "target"),
+    (["eval_every=0"], "eval_every"),
+    (["precision=fp8"], "precision"),
+    (["precision=tf32"], "precision: tf32 needs a CUDA device"),
+    (["chunk=0"], "chunk"),
+    (["checkpoint_seconds=-1"], "checkpoint_seconds"),
+    (["zeta=" + "9" * 5000], "zeta"),
+    (["rounds=" + "9" * 5000], "rounds"),
+    (["dataset=\x1b[31m\n\nTraceback"], "dataset"),
+    (["--preset", "cifar100"], "no preset named 'cifar100'; did you mean cifar10"),
+    (["--preset", "digits", "alpha=1"], "alpha: fedavg has no such"),
+    (["--config", "missing.toml"], "missing.toml: No such file"),
+    (["--resume"], "--resume: name the run's folder with --out"),
+    (["--resume", "--out", "missing"], "missing/config.toml: No such file"),
+    (["--device", "tpu"], "device: 'tpu' is not one of auto, cpu, cuda"),
+    (["--device", "cuda"], "device: no CUDA device is available"),
+    (["dataset=cifar100", "data_dir=nowhere"], "fedman data get cifar100"),
+    (["dataset=mnist", "data_dir=nowhere"], "fedman data get mnist"),
+    (["dataset=tiny-imagenet", "data_dir=nowhere"], "fedman data get tiny-imagenet"),
+    (["clients=4", "augment=true", "dataset=npz:rows.npz"], "augment: npz:rows.npz holds no images of bytes"),
+    (["clients=4", "model=small_cnn", "dataset=npz:rows.npz"], "needs images"),
+    (["dataset=npz:broken.npz"], "broken.npz"),
+    (["dataset=cifar100", "data_dir=damaged"], "cifar-100-binary.tar.gz"),
+    (["dataset=mnist", "data_dir=damaged"], "train-images-idx3-ubyte.gz"),
+    (["dataset=tiny-imagenet", "data_dir=damaged"], "tiny-imagenet-200.zip"),
+    (["--nonsense"], "No such option"),
+]  # fmt: skip
+
+BAD_TOML = [
+    ("zeta = ", "not a TOML file"),
+    ("zeta = 0.1\nzeta = 0.2", "not a TOML file"),
+    ("[run]\nzeta = 0.1", "keys are flat; [run] is a table"),
+    ("zeta = [0.1, 0.2]", "zeta"),
+    ("zeta = 'much'", "zeta"),
+    ("rounds = 3.7", "rounds"),
+    ("zetta = 0.1", "zetta: no such key; did you mean zeta?"),
+    ("algorithm = 3", "algorithm"),
+    ("lr = nan", "lr"),
+    ("date = 2020-01-01", "date: no such key"),
+    ("rounds = " + "9" * 5000, "not a TOML file"),
+    ("zeta = " + "[" * 5000, "not a TOML file"),
+    ("".join(f"key{i} = 1\n" for i in range(1000)), "1000 mistakes\nkey0: no such key"),
+    ("".join(f"key{i} = 1\n" for i in range(1000)), "key39: no such key\nand 960 more\n"),
+    ('"a\\u001b[31m\\u202e" = 1', r"a\x1b[31m\u202e: no such key"),
+    (f"{'a' * 100_000} = 1", "… "),
+]
+
+
+def furnish(tmp_path):
+    """A few data files, most of them bad, for the settings that name them."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(40, 6)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows, y=np.arange(40) % 2)
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not really")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    with tarfile.open(damaged / "cifar-100-binary.tar.gz", "w:gz"):
+        pass
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        with gzip.open(damaged / f"{name}.gz", "wb") as file:
+            file.write(b"\0\0\x08\x03")
+    with zipfile.ZipFile(damaged / "tiny-imagenet-200.zip", "w") as file:
+        file.writestr("tiny-imagenet-200/wnids.txt", "n0\n")
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with a few bad data files in it; returns what it holds."""
+    monkeypatch.chdir(tmp_path)
+    furnish(tmp_path)
+    return sorted(p for p in tmp_path.rglob("*"))
+
+
+def refused(capsys, words):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    captured = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "Traceback (most recent" not in captured.err
+    assert captured.out == ""
+    return captured.err
+
+
+def test_there_are_a_hundred_of_them():
+    assert len(BAD_KEYS) + len(BAD_TOML) >= 100
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_KEYS, ids=[" ".join(w)[:40] for w, _ in BAD_KEYS])
+def test_bad_settings(workplace, tmp_path, capsys, words, message):
+    err = refused(capsys, ["run", *words])
+    assert message in err
+    assert len(err) < 1500
+    assert sorted(p for p in tmp_path.rglob("*")) == workplace
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TOML, ids=range(len(BAD_TOML)))
+def test_bad_config_files(workplace, tmp_path, capsys, text, message):
+    (tmp_path / "bad.toml").write_text(text)
+    err = refused(capsys, ["run", "--config", "bad.toml"])
+    assert message in err
+    assert len(err) < 1500
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_mistakes_at_once(workplace, capsys):
+    err = refused(capsys, ["run", "algoritm=feddc", "zeta=-1", "mu=3", "partition=x", "rounds=0"])
+    assert "5 mistakes" in err
+    for key in ("algoritm", "zeta", "mu", "partition", "rounds"):
+        assert f"\n{key}: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algorithm=fedavg,fedavgg"], "no algorithm named 'fedavgg'"),
+        (["zeta=0,0.1,0"], "zeta: a value stands twice"),
+        (["algorithm=fedavg,fedsam", "alpha=0.1"], "alpha: none of fedavg, fedsam has this hyper-parameter"),
+        (["seed=0,,1"], "seed"),
+        ([f"seed={','.join(map(str, range(101)))}", f"zeta={','.join(map(str, range(100)))}"], "101 seed x 100 zeta"),
+        (["seed=0,x"], "seed"),
+    ],
+)
+def test_bad_sweeps(workplace, tmp_path, capsys, words, message):
+    assert message in refused(capsys, ["sweep", *words])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data", "get", "cifar11"], "'cifar11' is not known"),
+        (["data", "get"], "Missing argument"),
+        (["data", "show", "partition=path11"], "partition"),
+        (["data", "show", "--plot", "rows.npz/p.png"], "rows.npz"),
+        (["data", "show", "--plot", "p.docx"], "p.docx"),
+        (["trian"], "No such command"),
+    ],
+)
+def test_bad_commands(workplace, capsys, words, message):
+    assert message in refused(capsys, words)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsys):
+    words = ["run", "--preset", "digits", "model=mlp", "rounds=1", "--out", "here"]
+    main_ok(words)
+    before = (tmp_path / "here" / "summary.json").read_bytes()
+    capsys.readouterr()
+    assert "here: holds a run already; add --resume" in refused(capsys, words)
+    assert "holds a run of another configuration; lr differ" in refused(capsys, [*words, "lr=0.05", "--resume"])
+    assert (tmp_path / "here" / "summary.json").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written(workplace, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert "file/run: cannot write here" in refused(
+        capsys, ["run", "--preset", "digits", "rounds=1", "--out", "file/run"]
+    )
+
+
+@pytest.mark.parametrize("ask", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50)])
+def test_not_enough_memory(workplace, tmp_path, capsys, monkeypatch, ask):
+    """torch and numpy say so in different ways."""
+    monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: ask())
+    assert "error: not enough memory; fewer clients" in refused(capsys, ["run", "--preset", "digits", "rounds=1"])
+    monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(["run", "--preset", "digits", "rounds=1"])
+
+
+def test_divergence_has_its_own_code(workplace, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--preset", "digits", "model=mlp", "rounds=1", "lr=1e30", "clip=inf"])
+    assert stopped.value.code == 3
+    assert "diverged: round 1" in capsys.readouterr().err
+
+
+def main_ok(words):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 0
+
+
+def test_run_and_sweep_from_the_command_line(workplace, tmp_path, capsys):
+    main_ok(["run", "--preset", "digits", "model=mlp", "rounds=2", "algorithm=feddyn"])
+    out = capsys.readouterr()
+    assert "FedDyn+MAN: all " in out.out
+    assert "round 2/2" in out.err
+    summary = json.loads((tmp_path / "runs/digits-dir0.3-feddyn-zeta0.05-seed0/summary.json").read_text())
+    assert summary["config"]["alpha"] == 0.01
+    main_ok(["sweep", "--preset", "digits", "model=mlp", "rounds=2", "zeta=0,0.15", "seed=0,1", "--out", "grid"])
+    table = capsys.readouterr().out
+    assert "gain" in table
+    assert "FedAvg" in table
+    assert (tmp_path / "grid/table.md").read_text().startswith("| method | plain | +MAN ζ=0.15 | gain |")
+
+
+def test_data_show(workplace, tmp_path, capsys):
+    main_ok(["data", "show", "--preset", "digits", "--plot", "p.svg"])
+    assert "classes" in capsys.readouterr().out
+    assert (tmp_path / "p.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_list_names_everything(capsys):
+    main_ok(["list"])
+    out = capsys.readouterr().out
+    for word in ("feddc", "alpha=0.01", "tiny-imagenet-iid", "resnet18_gn", "checkpoint_seconds"):
+        assert word in out
+
+
+def test_help_starts_at_once_and_without_torch():
+    code = "import sys; from fedman.cli.commands import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
+
+    def spent():  # by the child on a processor: a busy machine does not count
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    seconds = []
+    for _ in range(3):
+        started = spent()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        seconds.append(spent() - started)
+    assert min(seconds) < 0.5
+
+
+def test_training_imports_neither_pydantic_nor_typer_nor_rich():
+    code = "import sys, fedman.runs.experiment; assert not {'pydantic', 'typer', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,136 @@
+"""A step that no CUDA graph can hold."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedman.execution import cuda_graphs as graphs
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    return graphs.Graphs()
+
+
+def step(inputs, j, carry):
+    return {"sum": carry["sum"] + inputs["a"]["x"] * (j + 1)}
+
+
+def play(machine, steps=3):
+    return machine.run(task(step, steps))["sum"]
+
+
+def task(step, steps, fixed=None):
+    return graphs.Task(step, {"a": {"x": torch.tensor([2.0])}}, {"sum": torch.zeros(1)}, steps, fixed)
+
+
+def test_it_runs_step_by_step_and_is_not_tried_again(machine, monkeypatch):
+    tried = []
+
+    def refuse(*arguments):
+        tried.append(arguments)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "_Captured", refuse)
+    with pytest.warns(UserWarning, match="no CUDA graph of this model.*not permitted"):
+        assert play(machine).item() == 2 + 4 + 6
+    assert play(machine).item() == 12
+    assert len(tried) == 1
+
+
+def test_too_little_memory_is_not_taken_for_that(machine, monkeypatch):
+    def refuse(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(graphs, "_Captured", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        play(machine)
+
+
+def test_steps_of_the_same_shapes_are_told_apart(machine, monkeypatch):
+    """Halves of a stack too large for the memory have inputs of the same shapes, and numbers of their own."""
+    monkeypatch.setattr(graphs, "_Captured", lambda task, *rest: SimpleNamespace(replay=lambda now: task))
+    first, second, *again = (task(step, 1, fixed) for fixed in (0.0, 0.1, 0.0, 0.1))
+    assert [machine.run(t) for t in (first, second, *again)] == [first, second, first, second]
+
+
+class Device:
+    """In the place of CUDA's streams and graphs; a capture that broke off cannot be ended."""
+
+    broken = False
+
+    def capture_begin(self, pool):
+        pass
+
+    def capture_end(self):
+        if self.broken:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self):
+        self.again()
+
+    def wait_stream(self, other):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch):
+    for name in ("Stream", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Device)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+class Replayed(graphs._Captured):
+    """Its graph takes the captured steps again."""
+
+    def _record(self, task):
+        super()._record(task)
+        self.graph.again = lambda: graphs._Captured._record(self, task)
+
+
+def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
+    monkeypatch.setattr(graphs, "_Captured", Replayed)
+    machine = graphs.Graphs()
+
+    def play(n, seed):
+        x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+        inputs = {"a": {"x": x}, "hp": {"lr": torch.tensor(0.5)}}
+        carry = {"sum": torch.zeros(()).expand(n, 4)}
+
+        def step(inputs, j, carry):
+            return {"sum": carry["sum"] + inputs["hp"]["lr"] * inputs["a"]["x"] * (j + 1)}
+
+        torch.testing.assert_close(machine.run(graphs.Task(step, inputs, carry, 6))["sum"], 0.5 * x * 21)
+
+    for seed, n in enumerate([3, 10, 2, 3, 8, 10, 2, 9]):
+        play(n, seed)
+    places = {len(c.carry["sum"]): c.carry["sum"].data_ptr() for c in machine._captured.values()}
+    assert set(places) == {2, 3, 8, 9, 10}
+    assert places[2] == places[8] == places[9] == places[10] != places[3]  # captured before the largest
+    machine.clear()
+    assert not machine._rooms
+
+
+def test_too_little_memory_inside_a_capture_is_told_as_that(device, monkeypatch):
+    """Else the chunk would not halve, and every step would run without a graph."""
+    monkeypatch.setattr(Device, "broken", True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    calls = []
+
+    def greedy(inputs, j, carry):
+        calls.append(j)
+        if len(calls) == 3:  # the first step is taken before the capture
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(inputs, j, carry)
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        graphs.Graphs().run(task(greedy, 3))
+    assert len(calls) == 3

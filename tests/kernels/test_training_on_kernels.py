@@ -1,0 +1,95 @@
+"""A federation on the kernels follows the one on the plain module: batches, gradients, updates, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedman import kernels
+from fedman.algorithms import ALGORITHMS
+from fedman.execution.stacked import Stacked
+from fedman.models import ConvNet
+from fedman.penalties.man import mean_square, mean_square_and_variance
+from fedman.training.batches import Samples
+from fedman.training.engine import Engine, Training
+
+
+def machine(name: str, device: torch.device, accelerated: bool, monkeypatch: pytest.MonkeyPatch, **options) -> Engine:
+    generator = torch.Generator().manual_seed(0)
+    n = 11
+    x = torch.randint(0, 256, (n, 8, 8, 3), dtype=torch.uint8, generator=generator).to(device)
+    y = torch.randint(0, 3, (n,), generator=generator).to(device)
+    parts = [p.to(device) for p in torch.arange(n).split([4, 3, 4])]
+    samples = Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
+    monkeypatch.setattr(kernels, "available", lambda device: accelerated)
+    torch.manual_seed(0)
+    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), **options)
+    training = Training(zeta=0.3, lr=0.05, clip=0.5, epochs=1, batch_size=3, seed=1)
+    built = Engine(Stacked(model), ALGORITHMS[name](), samples, training, chunk=3, device=device)
+    assert (built.stacked.kernels is not None) == accelerated
+    if device.type == "cpu":  # on one thread, as on a GPU
+        built._model = lambda: built.stacked  # type: ignore[method-assign]
+        built._map = map  # type: ignore[assignment]
+    return built
+
+
+@pytest.mark.parametrize(("name", "groups"), [("feddc", 0), ("fedavg", 4)])
+def test_follows_the_plain_module(name, groups, device, monkeypatch):
+    results = []
+    for accelerated in (False, True):
+        built = machine(name, device, accelerated, monkeypatch, groups=groups)
+        state = built.start()
+        outcomes = [built.round(state, cohort) for cohort in ([0, 1, 2], [2])]
+        moved = state.server["w"] - built.start().server["w"]
+        results.append((moved, outcomes[-1], built.evaluate(state.sel)))
+    plain, fast = results
+    assert (plain[0] - fast[0]).norm() / plain[0].norm() < 1e-3
+    assert fast[1].loss == pytest.approx(plain[1].loss, rel=1e-4)
+    assert fast[1].man == pytest.approx(plain[1].man, rel=1e-3)
+    assert list(fast[1].man) == list(plain[1].man) == ["relus.0", "relus.1", "relus.2", "output"]
+    assert fast[2][1] == pytest.approx(plain[2][1], rel=1e-4)
+
+
+def test_without_logits_and_without_man(device, monkeypatch):
+    """ζ = 0 and man_logits = false reach the kernels."""
+    moves = []
+    for accelerated in (False, True):
+        for zeta, output in ((0.0, True), (0.3, False)):
+            built = machine("fedavg", device, accelerated, monkeypatch)
+            if not output:
+                built.stacked = Stacked(built.stacked._arguments[0], output=False)
+                built.stacked.accelerate(device, "fp32", (3, 8, 8))
+            built.training = replace(built.training, zeta=zeta)
+            state = built.start()
+            built.round(state, [0, 1, 2])
+            moves.append(state.server["w"] - built.start().server["w"])
+    for plain, fast in zip(moves[:2], moves[2:], strict=True):
+        assert (plain - fast).norm() / plain.norm() < 1e-3
+    assert (moves[0] - moves[1]).norm() / moves[0].norm() > 1e-2
+
+
+def test_measures_of_chosen_layers(device, monkeypatch):
+    """The authors' Tiny-ImageNet term in small: a layer left out, the variance of another added, no logits."""
+    layers = {"relus.0": mean_square, "relus.2": mean_square_and_variance}
+    results = []
+    for accelerated in (False, True):
+        built = machine("fedavg", device, accelerated, monkeypatch)
+        built.stacked = Stacked(built.stacked._arguments[0], output=False, layers=layers)
+        built.stacked.accelerate(device, "fp32", (3, 8, 8))
+        assert (built.stacked.kernels is not None) == accelerated
+        state = built.start()
+        outcome = built.round(state, [0, 2])
+        results.append((state.server["w"] - built.start().server["w"], outcome.man))
+    (plain, terms), (fast, fast_terms) = results
+    assert (plain - fast).norm() / plain.norm() < 1e-3
+    assert list(fast_terms) == list(terms) == list(layers)
+    assert fast_terms == pytest.approx(terms, rel=1e-3)
+
+
+def test_a_measure_of_ones_own_is_left_to_the_plain_module(device, monkeypatch):
+    built = machine("fedavg", device, True, monkeypatch)
+    stacked = Stacked(built.stacked._arguments[0], layers={"relus.0": lambda a: a.flatten(1).abs().mean(1)})
+    stacked.accelerate(device, "fp32", (3, 8, 8))
+    assert stacked.kernels is None

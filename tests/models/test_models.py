@@ -1,0 +1,63 @@
+"""The paper's models: parameter counts, shapes, taps."""
+
+import pytest
+import torch
+
+from fedman import config
+from fedman.errors import UserError
+from fedman.execution.stacked import Stacked
+from fedman.models import MODELS, build
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("cifar_cnn", (3, 32, 32), 10, 797_962),
+        ("cifar_cnn", (3, 32, 32), 100, 815_332),
+        ("tiny_cnn", (3, 64, 64), 200, 2_447_688),
+    ],
+)
+def test_parameter_counts(name, shape, classes, parameters):
+    assert sum(p.numel() for p in build(name, shape, classes).parameters()) == parameters
+
+
+def test_the_configuration_knows_every_model():
+    """The names are written twice, so that a configuration can be checked without torch."""
+    assert tuple(MODELS) == config.MODELS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_maps_images_to_logits(name):
+    shape = (3, 64, 64) if name == "tiny_cnn" else (3, 32, 32)
+    assert build(name, shape, 7)(torch.randn(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "layers"),
+    [
+        ("cifar_cnn", (3, 32, 32), [(64, 28, 28), (64, 10, 10), (384,), (192,), (100,)]),
+        ("tiny_cnn", (3, 64, 64), [(64, 64, 64), (64, 32, 32), (64, 16, 16), (512,), (384,), (100,)]),
+    ],
+)
+def test_man_term_of_the_papers_models(name, shape, layers):
+    """R on a fixed batch is the direct formula: unpooled ReLU maps, hidden linear layers, logits."""
+    torch.manual_seed(0)
+    model = build(name, shape, 100)
+    x, y = torch.randn(1, 4, *shape), torch.zeros(1, 4, dtype=torch.long)
+    maps = []
+    for relu in model.relus:
+        relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
+    maps.append(model(x[0]).detach())
+    assert [tuple(a.shape[1:]) for a in maps] == layers
+    stacked = Stacked(build(name, shape, 100))
+    w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
+    terms = stacked.man_terms(w, x, y, None)
+    torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))
+
+
+def test_images_too_small_and_rows_are_refused():
+    with pytest.raises(UserError, match="too small"):
+        build("cifar_cnn", (3, 8, 8), 10)
+    with pytest.raises(UserError, match="needs images"):
+        build("small_cnn", (30,), 10)
+    assert build("mlp", (30,), 10)(torch.randn(2, 30)).shape == (2, 10)

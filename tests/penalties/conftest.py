@@ -1,0 +1,27 @@
+"""What the tests of ActivationNorm share: float64, and a model with its measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from man_cases import Mixed
+from torch import Tensor
+
+from fedman.penalties.man import ActivationNorm
+
+
+@pytest.fixture(autouse=True)
+def _setting() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+    assert torch.overrides._get_current_function_mode() is None
+
+
+@pytest.fixture
+def case() -> tuple[Mixed, ActivationNorm, Tensor]:
+    model = Mixed()
+    return model, ActivationNorm(model), torch.randn(7, 4)

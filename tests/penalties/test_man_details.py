@@ -1,0 +1,82 @@
+"""Corners of ActivationNorm that only a deliberate fault in the code brings to light (`make faults ONLY=mutation`)."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from man_cases import Functional
+from torch import Tensor, nn
+
+from fedman.errors import UserError
+from fedman.penalties.man import ActivationNorm
+
+
+@pytest.mark.parametrize("module", [nn.Softmin(-1), nn.Softmax(-1), nn.Softmax2d(), nn.LogSoftmax(-1)])
+def test_normalisations_of_a_whole_layer_are_no_activations(module: nn.Module) -> None:
+    model = nn.Sequential(module, nn.Flatten())
+    man = ActivationNorm(model)
+    model(torch.randn(2, 3, 4, 4))
+    assert list(man.terms()) == ["output"]
+
+
+def test_an_output_without_axes_is_one_sample() -> None:
+    model = Functional(torch.sum)
+    man = ActivationNorm(model)
+    total = model(torch.randn(5, 4))
+    assert man.terms() == {"output": total.square()}
+
+
+def test_a_repeated_use_does_not_take_another_layers_name() -> None:
+    """A module that is called `relu#2` stands in the way of the second use of `relu`."""
+    model = nn.Sequential()
+    model.add_module("relu", nn.ReLU())
+    model.add_module("relu#2", nn.ReLU())
+
+    def forward(x: Tensor) -> Tensor:
+        relu, other = model._modules.values()
+        assert relu is not None
+        assert other is not None
+        return relu(relu(other(relu(x)) + 1) + 1)
+
+    model.forward = forward  # type: ignore[method-assign]
+    man = ActivationNorm(model, output=False)
+    model(torch.randn(5, 4))
+    assert list(man.terms()) == ["relu", "relu#2", "relu#3", "relu#4"]
+
+
+def test_a_failure_in_the_forward_pass_leaves_no_mode_behind() -> None:
+    model = Functional(lambda x: x @ x)
+    man = ActivationNorm(model)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.randn(2, 3))
+    assert torch.overrides._get_current_function_mode() is None
+    with pytest.raises(UserError, match="no forward pass"):
+        man()
+
+
+def test_a_copy_starts_afresh_even_in_the_middle_of_a_pass() -> None:
+    inside = []
+
+    def function(x: Tensor) -> Tensor:
+        inside.append(copy.copy(man))
+        return torch.relu(x)
+
+    model = Functional(function)
+    man = ActivationNorm(model)
+    model(torch.randn(2, 3))
+    assert inside[0]._running is None
+    man.terms()
+    assert set(man.values) == {"relu#1"}
+    assert copy.copy(man).values == {}
+
+
+def test_layers_with_different_numbers_of_samples() -> None:
+    model = Functional(lambda x: torch.relu(x)[:2])
+    man = ActivationNorm(model)
+    x = torch.randn(5, 4)
+    out = model(x)
+    assert isinstance(out, Tensor)
+    terms = man.terms()
+    torch.testing.assert_close(terms, {"relu#1": x.relu().square().mean(), "output": out.square().mean()})

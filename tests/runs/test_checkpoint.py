@@ -1,0 +1,150 @@
+"""Checkpoints: what they hold, and what happens to those that are damaged, foreign or ahead of the records."""
+
+import contextlib
+import json
+import random
+
+import pytest
+from safetensors.torch import load_file
+from torch import nn
+
+import fedman
+from faults.runs import fingerprint
+from fedman.errors import UserError
+from fedman.runs.folder import read_rounds
+
+KEYS = {
+    "model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20,
+    "algorithm": "feddc", "checkpoint_seconds": 0.0,
+}  # fmt: skip
+
+
+def stop_after(rounds):
+    def stop(record):
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run that was ended after its third round; the checkpoints of rounds 2 and 3."""
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**KEYS, out=tmp_path / "run", progress=stop_after(3))
+    files = sorted((tmp_path / "run" / "checkpoint").iterdir())
+    assert [f.name for f in files] == [f"round-00000{t}.{end}" for t in (2, 3) for end in ("json", "safetensors")]
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    fedman.run(**KEYS, out=out)
+    return fingerprint(out)
+
+
+def newest(run, end):
+    return sorted(run.glob(f"checkpoint/*.{end}"))[-1]
+
+
+def resumed(run, **changes):
+    played = []
+    fedman.run(**{**KEYS, **changes}, out=run, resume=True, progress=lambda r: played.append(r["round"]))
+    return played
+
+
+def test_only_rows_of_clients_seen_are_stored(stopped):
+    tensors = load_file(newest(stopped, "safetensors"))
+    seen = {k for record in read_rounds(stopped / "rounds.jsonl") for k in record["cohort"]}
+    assert len(seen) < KEYS["clients"]
+    assert {len(tensors[name]) for name in ("last", "memory.h", "memory.g")} == {len(seen)}
+
+
+@pytest.mark.parametrize("end", ["safetensors", "json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(stopped, whole, end, damage):
+    path = newest(stopped, end)
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    elif damage == "flipped":
+        content[content.index(b'"round": 3') + 9 if end == "json" else len(content) // 2] ^= 1  # round 2, still JSON
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    assert resumed(stopped) == [3, 4, 5]
+    assert fingerprint(stopped) == whole
+
+
+def test_no_flipped_bit_changes_a_result(stopped, whole):
+    """Wherever a bit of the newest description flips: the run goes on to the same result, or is refused by name."""
+    path = newest(stopped, "json")
+    sound = 0
+    good, rng = path.read_bytes(), random.Random(0)
+    files = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
+    for _ in range(12):
+        for p, content in files.items():
+            p.parent.mkdir(exist_ok=True)
+            p.write_bytes(content)
+        (stopped / "summary.json").unlink(missing_ok=True)
+        bad = bytearray(good)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        with contextlib.suppress(UserError):  # where the format's number itself is hit
+            resumed(stopped)
+            assert fingerprint(stopped) == whole
+            sound += 1
+    assert sound > 9
+
+
+def test_all_damaged(stopped):
+    for path in stopped.glob("checkpoint/*.json"):
+        path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="every checkpoint is damaged; start again in a new folder"):
+        resumed(stopped)
+
+
+def test_another_configuration_is_refused(stopped):
+    with pytest.raises(UserError, match=r"round-000003\.json: from another configuration; lr, zeta differ"):
+        resumed(stopped, zeta=0.2, lr=0.05)
+
+
+def test_another_format_is_refused(stopped):
+    path = newest(stopped, "json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(UserError, match=r"round-000003\.json: checkpoint format 99, this version reads 2"):
+        resumed(stopped)
+
+
+def test_another_module_is_refused(tmp_path):
+    """The module is not part of the configuration, so its shapes are compared."""
+    keys = {**KEYS, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**keys, out=tmp_path, progress=stop_after(1))
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 11))
+    with pytest.raises(UserError, match=r"from another model; server\.w is not of shape \[715\]"):
+        fedman.run(**{**keys, "model": other}, out=tmp_path, resume=True)
+
+
+def test_another_version_is_named_and_goes_on(stopped, whole, monkeypatch):
+    said = []
+    from fedman.runs import checkpoint
+    from fedman.runs import experiment
+    from fedman.config import resolve
+
+    monkeypatch.setattr(checkpoint, "version", lambda: "9.9")
+    experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
+    assert len(said) == 1
+    assert "written by fedman" in said[0]
+    assert "this is 9.9" in said[0]
+    assert fingerprint(stopped) == whole
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_a_checkpoint_ahead_of_the_records_is_refused(stopped, lines):
+    path = stopped / "rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(UserError, match=r"rounds\.jsonl: ends before the checkpoint's round 3"):
+        resumed(stopped)
+    assert len(read_rounds(path)) == lines

@@ -1,0 +1,261 @@
+"""Whole runs on the embedded data: records, resume after a kill at any moment, the Python call."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedman
+import fedman.data
+from faults.runs import fingerprint
+from federations import SMALL
+from fedman.algorithms import ALGORITHMS
+from fedman.runs.build import man_layers
+from fedman.config import resolve
+from fedman.errors import Diverged, UserError
+from fedman.models import MLP, build
+from fedman.runs.folder import read_rounds
+from fedman.execution.device import pick_precision
+from fedman.execution.stacked import Stacked
+
+FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
+
+
+def same_run(a, b):
+    """Two run folders hold the same result, bit for bit."""
+    assert fingerprint(a) == fingerprint(b)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("has", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_fastest_precision_that_costs_no_accuracy(device, has, large, monkeypatch):
+    """A GPU always gains from bf16, a CPU by large models."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has and not including_emulation)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    fast = has and (large or device == "cuda")
+    assert pick_precision("auto", device, large) == ("bf16" if fast else "fp32")
+    assert pick_precision("fp64", device, large) == "fp64"
+
+
+def test_a_large_model_on_a_cpu_runs_in_bf16_where_that_is_fast(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    small = {**SMALL, "rounds": 1}
+    assert fedman.run(**small).summary["precision"] == "fp32"
+    small["model"] = MLP((1, 8, 8), 10, hidden=(512, 64))
+    assert fedman.run(**small).summary["precision"] == "bf16"
+    assert fedman.run(precision="fp32", **small).summary["precision"] == "fp32"
+
+
+@pytest.mark.parametrize("chunk", [1, 100], ids=["threads", "stacked"])
+def test_bf16_on_a_cpu(chunk):
+    """Half the bits in the products: near fp32 and not the same, in every worker thread too."""
+    keys = {"model": "small_cnn", "clients": 4, "participation": 1.0, "rounds": 2, "epochs": 1, "zeta": 0.15}
+    full, half = (fedman.run(**keys, chunk=chunk, precision=precision) for precision in ("fp32", "bf16"))
+    assert half.summary["precision"] == "bf16"
+    for name, weights in full.models["all"].items():
+        distance = (half.models["all"][name] - weights).norm() / weights.norm()
+        assert 1e-5 < distance < 0.02, name
+
+
+def test_what_a_run_writes(tmp_path):
+    result = fedman.run(**SMALL, algorithm="feddc", zeta=0.15, target=30.0, eval_others_every=2, out=tmp_path)
+    assert tomllib.loads((tmp_path / "config.toml").read_text()) == result.summary["config"]
+    assert resolve(result.summary["config"]) == resolve(
+        {**SMALL, "algorithm": "feddc", "zeta": 0.15, "target": 30.0, "eval_others_every": 2}
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == result.summary
+    assert {
+        "config",
+        "accuracy",
+        "rounds_to_target",
+        "seconds",
+        "device",
+        "precision",
+        "version",
+    } <= summary.keys()
+    assert set(summary["accuracy"]) == {"all", "sel", "cloud"}
+    records = read_rounds(tmp_path / "rounds.jsonl")
+    assert records == result.rounds
+    assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
+    assert [set(r["accuracy"]) == {"all"} for r in records] == [True, False, True, False, False]
+    assert [r["lr"] for r in records] == [0.1 * 0.998**t for t in range(5)]
+    first = next((r["round"] for r in records if r["accuracy"]["all"] >= 30), None)
+    assert summary["rounds_to_target"] == first
+    assert list(records[0]["man"]) == ["relus.0", "relus.1", "output"]
+    models = load_file(tmp_path / "model.safetensors")
+    module = build("mlp", (1, 8, 8), 10)
+    for name in ("all", "sel", "cloud"):
+        module.load_state_dict(result.models[name])
+        assert all(torch.equal(models[f"{name}.{k}"], v) for k, v in result.models[name].items())
+    data = fedman.data.load("digits")
+    x = (torch.tensor(data.x_test) / 255 - data.mean[0]) / data.std[0]
+    hits = (module(x.permute(0, 3, 1, 2)).argmax(-1) == torch.tensor(data.y_test)).float().mean().item()
+    assert 100 * hits == pytest.approx(summary["accuracy"]["cloud"], abs=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resume_from_any_checkpoint_gives_the_same_bits(tmp_path, algorithm):
+    """Stop after each round in turn (as a kill would: records may be ahead of the checkpoint), then go on."""
+    keys = {**SMALL, "algorithm": algorithm, "zeta": 0.15, "checkpoint_seconds": 0.0}
+    fedman.run(**keys, out=tmp_path / "whole")
+    for stop in (1, 3):
+        out = tmp_path / f"stopped{stop}"
+
+        class Kill(BaseException):
+            pass
+
+        def die(record, stop=stop, Kill=Kill):
+            if record["round"] == stop:
+                raise Kill
+
+        with pytest.raises(Kill):
+            fedman.run(**keys, out=out, progress=die)
+        with open(out / "rounds.jsonl", "a") as file:
+            file.write('{"round": 99, "half a li')
+        seen = []
+        fedman.run(**keys, out=out, resume=True, progress=lambda r, seen=seen: seen.append(r["round"]))
+        assert seen == list(range(stop + 1, 6))
+        same_run(tmp_path / "whole", out)
+
+
+def start(out, *words):
+    return subprocess.Popen(
+        [*FEDMAN, "run", "--preset", "digits", "--out", str(out), "--device", "cpu", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for_rounds(process, out, rounds):
+    while len(read_rounds(out / "rounds.jsonl")) < rounds:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+WORDS = ["model=mlp", "rounds=40", "epochs=2", "algorithm=fedspeed", "checkpoint_seconds=0.2"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert start(out, *WORDS).wait() == 0
+    return out
+
+
+def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
+    """Its run alone, as `fedman run --resume` would have it, is not the sweep."""
+    words = [*FEDMAN, "sweep", "--preset", "digits", "model=mlp", "rounds=300", "seed=0,1", "--device", "cpu"]
+    process = subprocess.Popen([*words, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for_rounds(process, tmp_path / "seed0", 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err.endswith(f" is saved in {tmp_path / 'seed0'}; go on with the same command\n")
+
+
+@pytest.mark.xdist_group("kill")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
+    out = tmp_path / "killed"
+    process = start(out, *WORDS)
+    wait_for_rounds(process, out, 8)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    if how == signal.SIGKILL:
+        assert process.returncode == -how
+    else:
+        assert process.returncode == 128 + how
+        assert f"go on with: fedman run --out {out} --resume" in err
+        assert not (out / "summary.json").exists()
+    again = subprocess.run([*FEDMAN, "run", "--out", str(out), "--resume"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    same_run(whole, out)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    def other(record):
+        with pytest.raises(UserError, match="another run is writing to this folder"):
+            fedman.run(**SMALL, out=tmp_path, resume=True)
+
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path, progress=other)
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path):
+    first = fedman.run(**SMALL, out=tmp_path)
+    assert not (tmp_path / "checkpoint").exists()
+    again = fedman.run(**SMALL, out=tmp_path, resume=True, progress=lambda r: pytest.fail("played again"))
+    assert (again.summary, again.rounds) == (first.summary, first.rounds)
+    assert all(torch.equal(again.models[m][k], v) for m, model in first.models.items() for k, v in model.items())
+
+
+def test_a_diverged_run_says_so(tmp_path):
+    with pytest.raises(Diverged, match="round 1"):
+        fedman.run(**SMALL, lr=1e30, clip=float("inf"), out=tmp_path)
+    assert json.loads((tmp_path / "diverged.json").read_text())["round"] == 1
+    assert not (tmp_path / "summary.json").exists()
+    with pytest.raises(Diverged, match="round 1"):
+        fedman.run(**SMALL, lr=1e30, clip=float("inf"), out=tmp_path, resume=True)
+
+
+def test_a_users_own_module_and_arrays():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2, 6)).astype(np.float32)
+    y = (x.sum((1, 2)) > 0).astype(int)
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(12, 16)
+            self.out = nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.out(nn.functional.gelu(self.inner(x.flatten(1))))
+
+    result = fedman.run(
+        dataset=(x[:200], y[:200], x[200:], y[200:]), model=Own(), clients=4, participation=1.0, partition="iid",
+        rounds=8, batch_size=10, algorithm="feddyn", zeta=0.01,
+    )  # fmt: skip
+    assert result.accuracy > 85
+    assert (result.summary["config"]["model"], result.summary["config"]["dataset"]) == ("custom", "custom")
+    assert list(result.rounds[0]["man"]) == ["gelu", "output"] or list(result.rounds[0]["man"]) == [
+        "gelu#1",
+        "output",
+    ]
+    Own().load_state_dict(result.models["cloud"])
+
+
+def test_man_lowers_the_activations_it_counts():
+    plain, man = (fedman.run(**{**SMALL, "rounds": 15}, zeta=zeta).rounds[-1]["man"] for zeta in (0.0, 0.5))
+    assert sum(man.values()) < 0.7 * sum(plain.values())
+
+
+def test_tensorboard_log(tmp_path):
+    pytest.importorskip("tensorboard")
+    fedman.run(**SMALL, tensorboard=True, out=tmp_path)
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_tiny_code_variant_is_the_authors_term():
+    """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
+    torch.manual_seed(0)
+    model = build("tiny_cnn", (3, 64, 64), 5)
+    stacked = Stacked(model, output=False, layers=man_layers("tiny-code"))
+    x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
+    maps = []
+    for relu in model.relus:
+        relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
+    model(x[0])
+    a1, a2, _, a4, a5 = maps
+    want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
+    terms = stacked.man_terms(stacked.initial()[None], x, y, None)
+    torch.testing.assert_close(sum(terms.values())[0], want)

@@ -1,0 +1,112 @@
+"""Sweeps on the embedded data: what is done is skipped, runs are stacked, one that diverges stops no other."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedman.data
+from federations import SMALL, Loop
+from fedman.runs import experiment
+from fedman.runs import sweep
+from fedman.config import resolve
+from fedman.errors import UserError
+
+DIGITS = {("digits", None): fedman.data.load("digits")}
+
+
+def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
+    grid = sweep.cells(
+        {
+            **{k: str(v) for k, v in SMALL.items()},
+            "algorithm": "fedavg,feddyn",
+            "zeta": "0,0.15",
+            "seed": "0,1",
+            "alpha": "0.1",
+        },
+        None,
+    )
+    assert [c.name for c in grid] == [
+        f"{a}-zeta{z}-seed{s}" for a in ("fedavg", "feddyn") for z in ("0", "0.15") for s in (0, 1)
+    ]
+    assert [c.config.alpha for c in grid] == [None] * 4 + [0.1] * 4
+    ran = []
+
+    def on_cell(i, cell):
+        ran.append(cell.name)
+        return lambda record: None
+
+    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
+    assert ran == [c.name for c in grid]
+    header, lines = sweep.table(rows)
+    assert header == ["method", "plain", "+MAN ζ=0.15", "gain"]
+    assert [line[0] for line in lines] == ["FedAvg", "FedDyn"]
+    plain = [rows[i]["accuracy"]["all"] for i in (0, 1)]
+    assert lines[0][1] == f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"
+    ran.clear()
+    (tmp_path / grid[3].name / "summary.json").unlink()
+    again = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
+    assert ran == [grid[3].name]
+    assert sweep.table(again) == (header, lines)
+    with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
+        sweep.run([sweep.Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
+
+
+def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
+    """What a sweep does on a GPU, on the CPU: other seeds, ζ and ragged partitions side by side."""
+    keys = {**SMALL, "algorithm": "feddc", "unbalanced": 0.5, "precision": "fp64"}
+    configs = [
+        resolve({**keys, "seed": s, "zeta": z, "partition": p}) for s, z, p in [(0, 0, "dir0.3"), (1, 0.1, "iid")]
+    ]
+    data = DIGITS["digits", None]
+    outs = [tmp_path / "a", tmp_path / "b"]
+    quiet = [lambda record: None] * 2
+    stacked = experiment.run_stacked(configs, data, outs, device="cpu", progress=quiet)
+    for config, out, result in zip(configs, outs, stacked, strict=True):
+        alone = experiment.run(config, data=data, device="cpu")
+        assert result.accuracy == alone.accuracy
+        assert result.rounds[-1]["loss"] == pytest.approx(alone.rounds[-1]["loss"], rel=1e-9)
+        for k, v in alone.models["cloud"].items():
+            torch.testing.assert_close(result.models["cloud"][k], v, rtol=1e-9, atol=1e-11)
+        assert json.loads((out / "summary.json").read_text())["stacked"] == 2
+    assert sweep.groups(configs, "cuda") == [[0, 1]]
+    assert sweep.groups(configs, "cpu") == [[0], [1]]
+    others = [{"lr": 0.05}, {"alpha": 0.02}, {"decayed": True}]
+    assert sweep.groups(configs + [resolve({**keys, **other}) for other in others], "cuda") == [[0, 1, 3], [2], [4]]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypatch):
+    """On a GPU graphs live in each other's memory, where that is large enough."""
+    configs = [resolve({**SMALL, "rounds": 12, "precision": "fp64", "seed": s}) for s in range(seeds)]
+    data, quiet = DIGITS["digits", None], [lambda record: None] * seeds
+    plain = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    graphs, make = Loop(), experiment.make_engine
+
+    def engine(*given):
+        made = make(*given)
+        made.graphs = graphs
+        return made
+
+    monkeypatch.setattr(experiment, "make_engine", engine)
+    replayed = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    assert len(graphs.sizes) > 1
+    assert graphs.sizes[0] == max(graphs.sizes)
+    for a, b in zip(plain, replayed, strict=True):
+        assert a.accuracy == b.accuracy
+        for k, v in a.models["all"].items():
+            torch.testing.assert_close(b.models["all"][k], v, rtol=1e-9, atol=1e-11)
+
+
+def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
+    grid = sweep.cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"}, None)
+    said = []
+    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)
+    assert len(said) == 1
+    assert "not finite" in said[0]
+    assert [line[1:] for line in sweep.table(rows)[1]] == [
+        ["diverged"],
+        [f"{rows[1]['accuracy']['all']:.2f}"],
+    ]
+    assert sweep.table(sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)) == sweep.table(rows)
