@@ -1,0 +1,30 @@
+"""Signals that end a run after the round under way."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM set `stopping`, which ends a round early; the list holds the signal. A second one kills."""
+    caught: list[int] = []
+
+    def handle(signum: int, frame: object) -> None:
+        for s in before:
+            signal.signal(s, signal.SIG_DFL)
+        caught.append(signum)
+        stopping.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for s, old in before.items():
+            signal.signal(s, old)
