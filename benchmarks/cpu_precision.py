@@ -10,9 +10,9 @@ import statistics
 import time
 
 import torch
+from fedman.execution.stacked import Stacked
 from torch import Tensor, nn
 
-from fedman.execution.stacked import Stacked
 from fedman.models import MLP, ResNet18, cifar_cnn, small_cnn, tiny_cnn
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from fedman.execution.stacked import Stacked
 
 from fedman import config
 from fedman.errors import UserError
-from fedman.execution.stacked import Stacked
 from fedman.models import MODELS, build
 
 
