@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedman.algorithms import ALGORITHMS, hyperparameters
+from fedman.algorithms import ALGORITHMS
 from fedman.training.batches import Samples
 from fedman.data import Dataset, partition
 from fedman.training.engine import Engine, Training
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
     the algorithm's other numbers (a switch of the algorithm decides the work)."""
-    numbers = [k for k, v in hyperparameters(config.algorithm).items() if not isinstance(v, bool)]
+    numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool)]
     apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 

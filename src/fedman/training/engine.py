@@ -27,21 +27,8 @@ from fedman.execution.transfer import Fetched, send
 from fedman.training.batches import Batches, Samples
 from fedman.training.local_steps import Job, train
 from fedman.training.randomness import plan
+from fedman.training.settings import Training
 from fedman.training.state import Federation, put, start, take
-
-
-@dataclass(frozen=True)
-class Training:
-    """How clients train, whatever the algorithm: protocol §4.1."""
-
-    zeta: float = 0.0
-    lr: float = 0.1
-    lr_decay: float = 0.998
-    weight_decay: float = 1e-3
-    clip: float = 10.0
-    epochs: int = 5
-    batch_size: int = 50
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,7 @@ class Engine:
             longest=self.longest,
         )
         hp = Local(
-            lr=send(how.lr * how.lr_decay**t, device, self.dtype),
+            lr=send(how.rate(t), device, self.dtype),
             lr0=how.lr,
             decay=how.weight_decay,
             clip=how.clip,
@@ -229,7 +216,7 @@ class Engine:
         self.keep(state, ids, clients, upload["w"], memory)
         for k in ids:
             state.seen[k] = True
-        lr = self.training.lr * self.training.lr_decay**state.round
+        lr = self.training.rate(state.round)
         state.round += 1
         return Outcome(
             cohort=list(cohort),
