@@ -45,7 +45,7 @@ from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
 from fedman.flower.service import Service
 from fedman.flower.simulation import simulate
-from fedman.models import cifar_cnn
+from fedman.models.convnet import cifar_cnn
 from fedman.runs import experiment
 from fedman.runs.folder import read_rounds
 

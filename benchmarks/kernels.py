@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman.kernels import StackedConvNet, activation, clip_update, conv, first, gram, head, linear, reference
-from fedman.models import ConvNet, cifar_cnn, tiny_cnn
+from fedman.models.convnet import ConvNet, cifar_cnn, tiny_cnn
 
 DEVICE = torch.device("cuda")
 MODELS: dict[str, tuple[Callable[..., ConvNet], tuple[int, int, int], int]] = {

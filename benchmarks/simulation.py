@@ -25,7 +25,7 @@ from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
 from fedman.execution.stacked import Stacked
-from fedman.models import cifar_cnn
+from fedman.models.convnet import cifar_cnn
 from fedman.training.batches import Samples
 from fedman.training.engine import Engine, Training, Work
 from fedman.training.local_steps import train

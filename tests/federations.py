@@ -8,7 +8,7 @@ from torch import nn
 
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.stacked import Stacked
-from fedman.models import MLP
+from fedman.models.mlp import MLP
 from fedman.training.batches import Samples
 from fedman.training.engine import Engine, Training
 from fedman.training.randomness import plan

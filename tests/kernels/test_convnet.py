@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.kernels import StackedConvNet, available, reference
-from fedman.models import MLP, ConvNet, cifar_cnn, small_cnn, tiny_cnn
+from fedman.models.convnet import ConvNet, cifar_cnn, small_cnn, tiny_cnn
+from fedman.models.mlp import MLP
 
 # clients, batch, image shape, classes, model: the paper's two forms in small, odd maps, one stage
 CASES = {

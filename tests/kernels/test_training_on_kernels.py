@@ -10,7 +10,7 @@ import torch
 from fedman import kernels
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.stacked import Stacked
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
 from fedman.training.engine import Engine, Training

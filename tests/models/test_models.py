@@ -1,12 +1,15 @@
-"""The paper's models: parameter counts, shapes, taps."""
+"""The registry of models; the paper's models: parameter counts, shapes, MAN terms."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from fedman import config
 from fedman.errors import UserError
 from fedman.execution.stacked import Stacked
-from fedman.models import MODELS, build
+from fedman.models import MODELS, ManVariant, build, man_variant
+from fedman.penalties.man import MEASURES
 
 
 @pytest.mark.parametrize(
@@ -21,9 +24,21 @@ def test_parameter_counts(name, shape, classes, parameters):
     assert sum(p.numel() for p in build(name, shape, classes).parameters()) == parameters
 
 
-def test_the_configuration_knows_every_model():
-    """The names are written twice, so that a configuration can be checked without torch."""
-    assert tuple(MODELS) == config.MODELS
+def test_the_registry_imports_without_torch():
+    code = "import sys, fedman.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_variants_of_the_man_term_belong_to_a_model():
+    assert man_variant("mlp", "formula") == ManVariant()
+    variant = man_variant("tiny_cnn", "tiny-code")
+    assert not variant.logits
+    assert set(variant.layers) <= dict(build("tiny_cnn", (3, 64, 64), 2).named_modules()).keys()
+    assert set(variant.layers.values()) <= MEASURES.keys()
+    with pytest.raises(UserError, match=r"^man_variant: tiny-code belongs to model tiny_cnn$"):
+        man_variant("cifar_cnn", "tiny-code")
+    with pytest.raises(UserError, match=r"^man_variant: there is no variant 'large'$"):
+        man_variant("tiny_cnn", "large")
 
 
 @pytest.mark.parametrize("name", MODELS)

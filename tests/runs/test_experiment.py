@@ -21,7 +21,8 @@ from fedman.algorithms import ALGORITHMS
 from fedman.runs.build import man_layers
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
-from fedman.models import MLP, build
+from fedman.models import build
+from fedman.models.mlp import MLP
 from fedman.runs.folder import read_rounds
 from fedman.execution.device import pick_precision
 from fedman.execution.stacked import Stacked

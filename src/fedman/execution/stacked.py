@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedman.errors import UserError
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 from fedman.penalties.man import ActivationNorm, Measure, mean_square, mean_square_and_variance
 from fedman.training.batches import Layout
 

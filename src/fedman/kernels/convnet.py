@@ -13,7 +13,7 @@ from fedman.errors import UserError
 from fedman.kernels import activation, conv, first, gram, head, linear
 from fedman.kernels.side_stream import Aside
 from fedman.kernels.stage import STORAGE, Stage
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Tensor:

@@ -64,6 +64,10 @@ def mean_square_and_variance(a: Tensor) -> Tensor:
     return mean_square(a) + a.var(0).mean()
 
 
+MEASURES: dict[str, Measure] = {f.__name__: f for f in (mean_square, mean_square_and_variance)}
+"""The measures that a model's registry entry can name."""
+
+
 @dataclass
 class _Pass:
     """One forward pass of the model: what it has left so far."""

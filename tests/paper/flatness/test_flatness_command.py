@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import fedman
 from fedman.cli.commands import main
 from fedman.flatness import Hessian, eigenpairs, filter_normalise
-from fedman.models import MLP
+from fedman.models.mlp import MLP
 from fedman.paper.flatness import command, demonstration
 
 

@@ -20,7 +20,7 @@ from fedman.data.augment import channels_first, normalise
 from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessians
 from fedman.flatness.lanczos import eigenpairs
 from fedman.flatness.theory import Bound, gershgorin, layer_check
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 from fedman.runs.build import make_engine, on_device
 from fedman.training.randomness import cohort
 
