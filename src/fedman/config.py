@@ -15,15 +15,18 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fedman.algorithms import ALGORITHMS, Algorithm, hyperparameters
+from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError
+from fedman.models import ANY_SHAPE, MODELS, man_variant
 from fedman.training.settings import Training
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_MISTAKES = 40  # in one message
-MODELS = ("cifar_cnn", "tiny_cnn", "small_cnn", "mlp", "resnet18_gn")
+MAN_VARIANTS = ", ".join(
+    ["formula", *(f"{v} (model {name})" for name, spec in MODELS.items() for v in spec.man_variants)]
+)
 TRAINING = Training()  # the defaults
 
 Positive = Annotated[float, Field(gt=0)]
@@ -55,9 +58,7 @@ class Config(BaseModel):
     algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the MAN term; 0 = plain algorithm")
     man_logits: bool = Field(True, description="count the logits among MAN's layers (the paper's formula)")
-    man_variant: Literal["formula", "tiny-code"] = Field(
-        "formula", description="tiny-code: the MAN term of the authors' Tiny-ImageNet code"
-    )
+    man_variant: str = Field("formula", description=f"form of the MAN term: {MAN_VARIANTS}")
     hyper: Hyper = Field({}, description="hyper-parameters of the algorithm; in files and words they are flat keys")
 
     rounds: Count = Field(500, description="T, number of rounds")
@@ -118,7 +119,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     given = {**(preset.keys if preset else {}), **values}
     config, mistakes = _validate(Config, {key: value for key, value in given.items() if key in KEYS})
     known = config.algorithm in ALGORITHMS
-    own = hyperparameter_model(*([ALGORITHMS[config.algorithm]] if known else ALGORITHMS.values()))
+    own = hyperparameter_model((ALGORITHMS[config.algorithm],) if known else tuple(ALGORITHMS.values()))
     chosen = {key: value for key, value in given.items() if key in own.model_fields and value is not None}
     hyper, hyper_mistakes = _validate(own, chosen)
     mistakes = [*_unknown_keys(given, config.algorithm, own), *mistakes, *hyper_mistakes]
@@ -136,7 +137,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
 
 
 @cache
-def hyperparameter_model(*algorithms: type[Algorithm]) -> type[BaseModel]:
+def hyperparameter_model(algorithms: tuple[type[Algorithm], ...]) -> type[BaseModel]:
     """The dataclass fields of these algorithms as a pydantic model, which parses and validates their values."""
     found: dict[str, Any] = {
         f.name: (get_type_hints(algorithm)[f.name], Field(f.default, **f.metadata))
@@ -148,7 +149,7 @@ def hyperparameter_model(*algorithms: type[Algorithm]) -> type[BaseModel]:
 
 def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> Any:
     """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
-    model = Config if key in KEYS else hyperparameter_model(*algorithms)
+    model = Config if key in KEYS else hyperparameter_model(tuple(algorithms))
     parsed, mistakes = _validate(model, {key: text})
     if mistakes:
         raise UserError(mistakes[0])
@@ -171,7 +172,7 @@ def format_errors(error: ValidationError) -> list[str]:
 
 def _unknown_keys(given: Mapping[str, Any], algorithm: str, own: type[BaseModel]) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    registered = hyperparameter_model(*ALGORITHMS.values()).model_fields
+    registered = hyperparameter_model(tuple(ALGORITHMS.values())).model_fields
     for key, value in given.items():
         if key in KEYS or key in own.model_fields:
             continue
@@ -188,15 +189,26 @@ def _check_names(config: Config) -> Iterable[str]:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
     if config.model and config.model not in (*MODELS, CUSTOM):
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
-    for check, value in ((_check_dataset, config.dataset), (partition.parse, config.partition)):
+    for check in (_check_dataset, _check_partition, _check_man_variant):
         try:
-            check(value)
+            check(config)
         except UserError as error:
             yield str(error)
-    if config.man_variant == "tiny-code" and (config.model or default_model(config.dataset)) != "tiny_cnn":
-        yield "man_variant: tiny-code belongs to model tiny_cnn"
-    if config.man_variant == "tiny-code" and config.man_logits:
-        yield "man_variant: tiny-code has no logits term; add man_logits=false"
+
+
+def _check_dataset(config: Config) -> None:
+    if config.dataset != CUSTOM and not is_npz(config.dataset):
+        lookup(config.dataset)
+
+
+def _check_partition(config: Config) -> None:
+    partition.parse(config.partition)
+
+
+def _check_man_variant(config: Config) -> None:
+    variant = man_variant(config.model or default_model(config.dataset), config.man_variant)
+    if config.man_logits and not variant.logits:
+        raise UserError(f"man_variant: {config.man_variant} has no logits term; add man_logits=false")
 
 
 def _fill_defaults(config: Config) -> Config:
@@ -212,12 +224,7 @@ def _fill_defaults(config: Config) -> Config:
 
 def default_model(dataset: str) -> str:
     """The model that goes with a data set; for a user's own arrays the one that takes any shape."""
-    return SPECS[dataset].model if dataset in SPECS else "mlp"
-
-
-def _check_dataset(name: str) -> None:
-    if name != CUSTOM and not is_npz(name):
-        lookup(name)
+    return SPECS[dataset].model if dataset in SPECS else ANY_SHAPE
 
 
 def overrides(words: Iterable[str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ class FedSpeed(FedDyn):
     gradients_per_step = 2
 
     rho: float = hyperparameter(0.1, "ρ, length of the ascent")
-    stale_ascent: bool = hyperparameter(False, "do not clear the gradient before the ascent, as in the MAN authors' code")
+    stale_ascent: bool = hyperparameter(False, "keep the last gradient in the ascent, as in the MAN authors' code")
 
     @property
     def scratch(self) -> tuple[str, ...]:

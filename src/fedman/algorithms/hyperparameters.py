@@ -15,7 +15,7 @@ T = TypeVar("T", float, bool)
 
 def hyperparameter(default: T, description: str, minimum: float = 0.0, maximum: float = math.inf) -> T:
     """A dataclass field; its metadata are keyword arguments of `pydantic.Field`. Bounds hold for numbers."""
-    bounds = {} if isinstance(default, bool) else {"ge": minimum, "le": maximum}
+    bounds: dict[str, float] = {} if isinstance(default, bool) else {"ge": minimum, "le": maximum}
     made: T = field(default=default, metadata={"description": description, **bounds})
     return made
 

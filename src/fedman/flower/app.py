@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fedman.cli.progress import described
+from fedman.cli.progress import format_round
 from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
@@ -55,7 +55,7 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
 
 
 def _say(record: dict[str, object]) -> None:
-    print(f"round {record['round']}: {described(record)}", flush=True)
+    print(f"round {record['round']}: {format_round(record)}", flush=True)
 
 
 def new_project(folder: Path) -> None:

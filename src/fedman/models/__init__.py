@@ -81,5 +81,6 @@ def man_variant(model: str, variant: str) -> ManVariant:
         return MODELS[model].man_variants[variant]
     owners = [name for name, spec in MODELS.items() if variant in spec.man_variants]
     if not owners:
-        raise UserError(f"man_variant: there is no variant {variant!r}")
+        variants = ["formula", *(name for spec in MODELS.values() for name in spec.man_variants)]
+        raise UserError(f"man_variant: {variant!r} is not one of {', '.join(variants)}")
     raise UserError(f"man_variant: {variant} belongs to model {' or '.join(owners)}")

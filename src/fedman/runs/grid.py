@@ -52,7 +52,7 @@ class Cell:
 
 
 def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list[Cell]:
-    """The grid over all keys that hold a comma list, on top of a preset; of a sweep, the part that these keys choose."""
+    """The grid over all keys that hold a comma list, on top of a preset; of a sweep, the part that the keys choose."""
     lists = {key: value.split(",") if isinstance(value, str) else _as_list(value) for key, value in values.items()}
     twice = [key for key, options in lists.items() if len(set(map(str, options))) < len(options)]
     if twice:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fedman.cli.progress import print_table, work_progress
+from fedman.cli.output import print_table
+from fedman.cli.progress import work_progress
 from fedman.data import Dataset
 from fedman.errors import UserError
 from fedman.execution.device import pick_device, pick_precision

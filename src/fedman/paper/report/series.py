@@ -16,7 +16,7 @@ from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.paper import targets as paper
-from fedman.paper.presets import METHODS
+from fedman.paper.presets import METHODS, PRESETS
 from fedman.runs.folder import LOCAL
 from fedman.runs.results import Row
 
@@ -199,7 +199,7 @@ def _usual(rows: list[Row]) -> Any:
 def _papers(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {k: config[k] for k in ("partition", "algorithm", "zeta")}
     try:
-        return resolve(keys, f"{config['dataset']}-dir0.3").flat() if paper.covers(config["dataset"]) else {}
+        return resolve(keys, PRESETS[f"{config['dataset']}-dir0.3"]).flat() if paper.covers(config["dataset"]) else {}
     except UserError:
         return {}  # a results file of another version of the program
 
