@@ -43,9 +43,9 @@ def simulate(
     """
     need_flower()
     from fedman.config import resolve
-    from fedman.flower.service import FILE, split
+    from fedman.flower.server_options import OPTIONS_FILE, split_options
 
-    values, service = split(given_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
+    values, options = split_options(given_keys(keys, preset, config, out, resume, ("config.toml", OPTIONS_FILE)))
     settings = resolve(values, preset)
     out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
 
@@ -54,7 +54,7 @@ def simulate(
 
     with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
         result = run_simulated(
-            settings, service, out=out, resume=resume, device=device, cpus=cpus, gpus=gpus, progress=advance, warn=say
+            settings, options, out=out, resume=resume, device=device, cpus=cpus, gpus=gpus, progress=advance, warn=say
         )
     tell(settings, result.summary, out)
 
@@ -73,7 +73,7 @@ def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exis
 def superexec(context: typer.Context) -> None:
     """`flower-superexec`, with its own options, whose client processes start warm."""
     need_flower()
-    from fedman.flower.executor import main as run_superexec
+    from fedman.flower.superexec import main as run_superexec
 
     run_superexec(context.args)
 
