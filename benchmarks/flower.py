@@ -43,7 +43,7 @@ from fedman.execution.stacked import Stacked
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 from fedman.flower.simulation import simulate
 from fedman.models.convnet import cifar_cnn
 from fedman.runs import experiment
@@ -71,7 +71,7 @@ def in_process(config: Config, data: Dataset) -> list[float]:
 
 def on_flower(config: Config, folder: Path) -> list[float]:
     out = Path(tempfile.mkdtemp(dir=folder))
-    return [record["seconds"] for record in simulate(config, Service(), out=out, device="cpu").rounds[1:]]
+    return [record["seconds"] for record in simulate(config, ServerOptions(), out=out, device="cpu").rounds[1:]]
 
 
 def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = False) -> list[float]:

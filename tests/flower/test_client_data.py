@@ -10,7 +10,7 @@ from fedman.errors import TooFew, UserError
 from fedman.flower import client_data as own
 from fedman.flower.messages import Task
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 
 SIZES = (12, 9, 15)
 PICTURES = Task(shape=(3, 8, 8), classes=4, images=True, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -47,7 +47,7 @@ def federation(tmp_path, **keys):
         "dataset": f"npz:{tmp_path}/server.npz", "clients": 3, "participation": 1, "rounds": 2, "batch_size": 4,
         "algorithm": "feddc", "zeta": 0.1, **keys,
     })  # fmt: skip
-    return grid, config, Service(sizes=SIZES, wait=0.2, round_timeout=0.2, retries=0)
+    return grid, config, ServerOptions(sizes=SIZES, wait=0.2, round_timeout=0.2, retries=0)
 
 
 def test_clients_train_on_their_own_files(tmp_path):

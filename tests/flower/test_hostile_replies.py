@@ -14,7 +14,7 @@ from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 from fedman.runs.build import make_engine, on_device
 
 ROUNDS, CLIENTS, LIAR = 2, 4, 3
@@ -42,7 +42,7 @@ def honest() -> dict[tuple[int, ...], torch.Tensor]:
 def play(folder, alter=lambda order, reply: reply, **service):
     grid = LocalGrid.of(CLIENTS, folder / "memory")
     grid.alter = alter
-    service = Service(**{"retries": 1, "round_timeout": 30.0, **service})
+    service = ServerOptions(**{"retries": 1, "round_timeout": 30.0, **service})
     return serve(grid, CONFIG, service, out=folder / "run", device="cpu")
 
 

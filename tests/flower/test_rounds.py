@@ -13,7 +13,7 @@ from fedman.errors import TooFew, UserError
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import ROUND
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 from fedman.runs import experiment
 from fedman.runs.build import make_engine, on_device
 from fedman.runs.folder import read_rounds
@@ -22,7 +22,7 @@ KEYS = {
     "dataset": "digits", "clients": 5, "participation": 0.6, "unbalanced": 0.5, "rounds": 3, "epochs": 1,
     "zeta": 0.1, "chunk": 1, "eval_others_every": 1,
 }  # fmt: skip
-FAST = Service(round_timeout=0.2, wait=0.2, retries=1)
+FAST = ServerOptions(round_timeout=0.2, wait=0.2, retries=1)
 
 
 def settings(**keys):
@@ -247,7 +247,7 @@ def test_a_restarted_node_takes_its_clients_seat_and_memory(tmp_path):
 
 def test_a_node_that_no_longer_answers_loses_its_seat(tmp_path, monkeypatch):
     """Killed, it stays on Flower's list for a while; its successor is let in as soon as it does not answer."""
-    monkeypatch.setattr("fedman.flower.roster.QUESTION_TIMEOUT", 0.2)
+    monkeypatch.setattr("fedman.flower.roster.QUERY_TIMEOUT", 0.2)
     config = settings(algorithm="feddc", participation=1)
     grid, dead = LocalGrid.of(5, tmp_path / "memory"), set()
 
@@ -292,7 +292,7 @@ def test_a_resumed_run_keeps_its_service(tmp_path):
         play(config, tmp_path, grid, lean)
     with pytest.raises(UserError, match="holds a run of another configuration; keep_last differ"):
         play(config, tmp_path, resume=True)
-    saved = Service.model_validate(read_toml(tmp_path / "flower.toml"))
+    saved = ServerOptions.model_validate(read_toml(tmp_path / "flower.toml"))
     assert saved == lean
     assert len(play(config, tmp_path, service=saved, resume=True).rounds) == 3
 

@@ -32,10 +32,10 @@ def simulate(
     """
     require_flower()
     from fedman.config import resolve
-    from fedman.flower.service import FILE, split
+    from fedman.flower.server_options import OPTIONS_FILE, split_options
     from fedman.paper.presets import find_preset
 
-    values, service = split(run_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
+    values, options = split_options(run_keys(keys, preset, config, out, resume, ("config.toml", OPTIONS_FILE)))
     settings = resolve(values, find_preset(preset))
     out = run_folder(out, settings, resume, "flower-")
 
@@ -45,7 +45,7 @@ def simulate(
     with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
         result = run_simulated(
             settings,
-            service,
+            options,
             out=out,
             resume=resume,
             device=device,
@@ -71,7 +71,7 @@ def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exis
 def superexec(context: typer.Context) -> None:
     """`flower-superexec`, with its own options, whose client processes start warm."""
     require_flower()
-    from fedman.flower.executor import main as run_superexec
+    from fedman.flower.superexec import main as run_superexec
 
     run_superexec(context.args)
 

@@ -1,6 +1,6 @@
-"""The same algorithms on Flower: many machines that do not trust each other. `pip install 'fedman[flower]'`.
+"""The same algorithms on Flower, for machines that need not trust each other: `pip install 'fedman[flower]'`.
 
-Flower's telemetry and update checks, and Ray's usage reports, are off unless the environment switches them on.
+Flower's telemetry and update checks, and Ray's usage reports, are off by default; environment variables enable them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ for _name, _value in QUIET.items():
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for: a client process that is asked who it is does not."""
+    """Import what needs torch on first use: a client process that only answers a query does not need it."""
     if name in ("man_mod", "with_man"):
         from fedman.flower import dropin
 

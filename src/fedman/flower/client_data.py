@@ -16,12 +16,12 @@ MODES = {1: "L", 3: "RGB"}
 
 
 def count(path: Path) -> int:
-    """How many samples there are, without decoding a picture."""
+    """The number of samples, without decoding pictures."""
     return sum(len(files) for files in _classes(path).values()) if path.is_dir() else len(_arrays(path)[1])
 
 
 def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Samples and labels as the run wants them: of its shape, its kind of numbers and its classes."""
+    """Samples and labels, checked to have the run's shape, dtype and classes."""
     x, y = _pictures(path, task) if path.is_dir() else _arrays(path)
     images = x.dtype == np.uint8
     shape = (x.shape[-1], *x.shape[1:-1]) if images else x.shape[1:]
@@ -43,7 +43,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _classes(folder: Path) -> dict[int, list[Path]]:
-    """The pictures of each class, sorted by name. A class's sub-folder has its number as its name."""
+    """The pictures of each class, sorted by name. Sub-folders are named by their class's number."""
     classes: dict[int, list[Path]] = {}
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -65,7 +65,7 @@ def _pictures(folder: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decode(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """One picture as bytes [H, W, C]. It must have the run's size: resizing would be a choice of the client's."""
+    """One picture as bytes [H, W, C]. It must have the run's size; how to resize is not the client's decision."""
     from PIL import Image
 
     channels, height, width = shape

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import Array
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -28,9 +28,9 @@ from fedman.errors import Interrupted, TooFew, UserError
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order, Task, encode
-from fedman.flower.roster import Roster, ask, letter
+from fedman.flower.roster import Roster, collect_replies
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
-from fedman.flower.service import Service, keep
+from fedman.flower.server_options import ServerOptions, save_options
 from fedman.runs.build import make_engine, on_device
 from fedman.runs.experiment import Progress, Result, Run, drive, finished_result
 from fedman.runs.folder import LOCAL, RunFolder
@@ -78,12 +78,12 @@ class Remote(Engine):
     """Plays rounds with clients on other machines."""
 
     grid: Grid
-    service: Service
+    service: ServerOptions
     settings: str
     task: str
     roster: Roster
 
-    def connect(self, grid: Grid, config: Config, data: Dataset, service: Service) -> None:
+    def connect(self, grid: Grid, config: Config, data: Dataset, service: ServerOptions) -> None:
         """Tell the engine where its clients are and what they are told."""
         self.grid, self.service, self.keeps_all = grid, service, service.keep_last
         flat = {k: v for k, v in config.flat().items() if k not in LOCAL}
@@ -124,18 +124,18 @@ class Remote(Engine):
         """Ask these clients once."""
         self.roster.refresh(self.stopping)
         vectors = {name: Array(state.server[name].cpu().numpy()) for name in self.exchange.down}
-        timeout, seats = self.service.round_timeout, self.roster.seats
-        letters = {}
+        timeout, nodes = self.service.round_timeout, self.roster.nodes
+        messages = {}
         for k in clients:
-            if k in seats:
+            if k in nodes:
                 order = ConfigRecord(vars(self._order(state, k)))
                 records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
-                letters[k] = letter(seats[k], "train", records, timeout)
-        answers = ask(self.grid, letters, timeout, self.stopping)
+                messages[k] = Message(records, nodes[k], "train", ttl=timeout)
+        answers = collect_replies(self.grid, messages, timeout, self.stopping)
         got.attempts += 1
-        got.bytes_down += len(letters) * sum(len(v.data) for v in vectors.values())
-        got.refused = {k: "not connected" for k in clients if k not in letters}
-        got.refused |= {k: f"no reply within {timeout:g} s" for k in letters if k not in answers}
+        got.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
+        got.refused = {k: "not connected" for k in clients if k not in messages}
+        got.refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
         for k, answer in answers.items():
             try:
                 got.good[k] = Reply(*screen(answer, self._expected(state, k)))
@@ -238,7 +238,7 @@ class Remote(Engine):
 def serve(
     grid: Grid,
     config: Config,
-    service: Service,
+    service: ServerOptions,
     *,
     data: Dataset | None = None,
     out: str | Path,
@@ -276,7 +276,7 @@ def serve(
             engine.roster.wait(service.wait, engine.stopping)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
-        keep(folder.path, service, resume)
+        save_options(folder.path, service, resume)
         run = Run(config, engine, folder, resume, progress, warn)
         (result,) = drive([run], caught)
     if isinstance(result, Exception):

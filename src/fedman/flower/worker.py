@@ -19,8 +19,8 @@ from fedman.data import Dataset, is_npz, load, partition
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data as own
+from fedman.flower.client_memory import ClientMemory, default_root
 from fedman.flower.exchange import exchange
-from fedman.flower.memory import Memory, default_root
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
 from fedman.runs.build import make_engine, on_device
 from fedman.training.engine import Engine
@@ -42,7 +42,8 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
     state = _state(engine, order, server)
 
     root = Path(node.memory_dir).expanduser() if node.memory_dir else default_root()
-    memory, names = Memory(root, order.run, order.client), (*algorithm.client, *([LAST] if order.keep_last else []))
+    memory = ClientMemory(root, order.run, order.client)
+    names = (*algorithm.client, *([LAST] if order.keep_last else []))
     kept = memory.load(order.accepted, names, state.sel.cpu()) if names and order.accepted >= 0 else {}
     for name in algorithm.client:
         state.memory[name] = (kept[name].to(engine.device) if kept else torch.zeros_like(state.sel))[None]

@@ -1,8 +1,8 @@
-"""A client's memory between its rounds: vectors on its own disk, tagged with the run, the client and the round.
+"""What a client remembers between its rounds: vectors on its own disk, tagged with the run, the client and the round.
 
-A memory written in round t counts only once the server has used that round's reply; the order of the client's next
-round says which round that was. So a file is written for every round worked on, the newest few stay, and the one the
-server names is read: a repeated round, a lost reply or a server that went back to its checkpoint finds the right one.
+What a client saves in round t is valid only if the server uses its reply of that round, which the client does not know.
+So it saves a file for every round, keeps the newest few, and reads the one of the round that the server's next order
+names: the right one also after a lost reply, a repeated round, or a server that has gone back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch import Tensor
 from fedman.errors import UserError
 from fedman.runs.folder import write_whole
 
-KEEP = 4  # the server goes back two checkpoints at most
+KEEP = 4  # files; the server goes back two checkpoints at most
 
 
 def default_root() -> Path:
-    """$FEDMAN_MEMORY, or a folder for states in the user's home."""
+    """$FEDMAN_MEMORY, or a folder in the user's home."""
     return Path(os.environ.get("FEDMAN_MEMORY") or Path.home() / ".local" / "state" / "fedman" / "memory")
 
 
-class Memory:
-    """The folder of one client of one run."""
+class ClientMemory:
+    """The files of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", run):
@@ -39,14 +39,17 @@ class Memory:
         self.folder = root / run / f"client-{client:06d}"
 
     def load(self, round: int, names: tuple[str, ...], like: Tensor) -> dict[str, Tensor]:
-        """The vectors left by `round`, each `[P]` as `like`; refused where they are missing, foreign or damaged."""
+        """The vectors saved in `round`, each with the shape and dtype of `like`.
+
+        A file that is missing, damaged or of another client, run or round is refused.
+        """
         path = self._path(round)
-        name = path.relative_to(self.root)  # the reason goes to the server, who need not know this machine's folders
+        name = path.relative_to(self.root)  # the message goes to the server, which need not know this machine's folders
         try:
             with safe_open(path, framework="pt") as file:
                 tag, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            raise UserError(f"memory: {name} is not there{self._has()}") from None
+            raise UserError(f"memory: {name} is not there{self._others()}") from None
         except (OSError, SafetensorError) as error:
             raise UserError(f"memory: {name} cannot be read ({error})") from None
         wanted = {**self._tag(round), "sha256": _digest(found)}
@@ -61,7 +64,7 @@ class Memory:
         return found
 
     def save(self, round: int, vectors: Mapping[str, Tensor]) -> None:
-        """Keep what `round` leaves, beside the rounds before."""
+        """Save the vectors of `round`, and delete all files but the newest `KEEP`."""
         vectors = {name: v.detach().cpu().contiguous() for name, v in vectors.items()}
         tag = {**self._tag(round), "sha256": _digest(vectors)}
         try:
@@ -78,7 +81,7 @@ class Memory:
     def _tag(self, round: int) -> dict[str, str]:
         return {"run": self.run, "client": str(self.client), "round": str(round)}
 
-    def _has(self) -> str:
+    def _others(self) -> str:
         there = ", ".join(path.name for path in sorted(self.folder.glob("round-*.safetensors")))
         return f" (but {there})" if there else ""
 
