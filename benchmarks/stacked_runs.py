@@ -22,7 +22,7 @@ from fedman.data import Dataset
 from fedman.data.catalog import lookup
 from fedman.execution import cuda_graphs as graphs
 from fedman.execution.transfer import Fetched
-from fedman.paper.presets import ZETA
+from fedman.paper.presets import PRESETS, ZETA
 from fedman.runs import experiment
 from fedman.training.engine import Engine
 
@@ -42,7 +42,7 @@ def settings(dataset: str, algorithm: str, runs: int, precision: str) -> list[Co
     """So many cells of the paper's table."""
     cells = [(p, z, s) for s in range(3) for p in ("dir0.3", "dir0.6", "iid") for z in (0, ZETA[dataset])]
     shared = {"algorithm": algorithm, "precision": precision, "cohort": "fixed", "rounds": WARM + TIMED + PROFILED + 1}
-    return [resolve({**shared, "zeta": z, "seed": s}, f"{dataset}-{p}") for p, z, s in cells[:runs]]
+    return [resolve({**shared, "zeta": z, "seed": s}, PRESETS[f"{dataset}-{p}"]) for p, z, s in cells[:runs]]
 
 
 class Clock:

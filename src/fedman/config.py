@@ -34,7 +34,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Hyper = Mapping[str, float | bool]
+Hyper = Mapping[str, bool | int | float]
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -37,7 +37,7 @@ def test_variants_of_the_man_term_belong_to_a_model():
     assert set(variant.layers.values()) <= MEASURES.keys()
     with pytest.raises(UserError, match=r"^man_variant: tiny-code belongs to model tiny_cnn$"):
         man_variant("cifar_cnn", "tiny-code")
-    with pytest.raises(UserError, match=r"^man_variant: there is no variant 'large'$"):
+    with pytest.raises(UserError, match=r"^man_variant: 'large' is not one of formula, tiny-code$"):
         man_variant("tiny_cnn", "large")
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from fedman.algorithms.base import Algorithm
 
-Value = float | bool
-T = TypeVar("T", float, bool)
+Value = bool | int | float
+T = TypeVar("T", bool, int, float)
 
 
 def hyperparameter(default: T, description: str, minimum: float = 0.0, maximum: float = math.inf) -> T:

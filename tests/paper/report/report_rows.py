@@ -4,11 +4,12 @@ import json
 import math
 
 from fedman.config import resolve
+from fedman.paper.presets import PRESETS
 
 
 def row(accuracy, *, dataset="cifar100", rounds_to_target=None, precision="bf16", **keys):
     """A run as `fedman results` writes it, whose curve rises to `accuracy` in the paper's 500 rounds."""
-    config = resolve(keys, f"{dataset}-dir0.3" if dataset != "digits" else "digits").flat()
+    config = resolve(keys, PRESETS[f"{dataset}-dir0.3" if dataset != "digits" else "digits"]).flat()
     rounds = list(range(5, config["rounds"] + 1, 5))
     made = {
         "method": "as named", "config": config, "rounds_to_target": rounds_to_target, "seconds": 11.0,
