@@ -132,7 +132,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
     config = _fill_defaults(config)
     preset_hyper = preset.hyper(config) if preset else {}
-    filled = {**hyper.model_dump(), **preset_hyper, **hyper.model_dump(include=set(chosen))}
+    filled = {**hyper.model_dump(), **preset_hyper, **hyper.model_dump(exclude_unset=True)}
     return config.model_copy(update={"hyper": filled})
 
 
@@ -177,7 +177,7 @@ def _unknown_keys(given: Mapping[str, Any], algorithm: str, own: type[BaseModel]
         if key in KEYS or key in own.model_fields:
             continue
         if key not in registered:
-            yield f"{key}: no such key{nearest(key, [*KEYS, *{**own.model_fields, **registered}])}"
+            yield f"{key}: no such key{nearest(key, [*KEYS, *own.model_fields, *registered])}"
         elif value is not None:
             has = f"it has {', '.join(own.model_fields)}" if own.model_fields else "it has none"
             yield f"{key}: {algorithm} has no such hyper-parameter ({has})"
