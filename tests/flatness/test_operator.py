@@ -90,7 +90,6 @@ def test_the_gradient_is_autograds() -> None:
     value, gradient = hessian.loss_and_gradient()
     assert torch.allclose(gradient, expected, atol=1e-13)
     assert torch.allclose(value, loss.detach())
-    assert torch.equal(hessian.gradient(), gradient)
 
 
 def test_a_loss_without_curvature_and_unused_parameters_give_zeros() -> None:
@@ -117,13 +116,6 @@ def test_the_mean_operator_weighs_its_parts() -> None:
     parts = [Hessian(model, F.cross_entropy, (x[s], y[s]), dtype=torch.float64) for s in (slice(9), slice(9, None))]
     whole = Mean(parts, [9 / 23, 14 / 23])(torch.eye(79, dtype=torch.float64))
     assert torch.allclose(whole, dense(model, x, y), atol=1e-12)
-
-
-def test_progress_is_called_for_every_batch() -> None:
-    seen: list[tuple[int, int]] = []
-    hessian = Hessian(mlp(), F.cross_entropy, rows(), batch_size=10, progress=lambda *a: seen.append(a))
-    hessian(torch.ones(2, hessian.size))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +176,7 @@ def test_bad_losses_and_vectors_are_refused_when_met() -> None:
     with pytest.raises(UserError, match="loss: not finite"):
         Hessian(mlp(), F.cross_entropy, (x * torch.inf, y))(v)
     with pytest.raises(UserError, match="loss: not finite"):
-        Hessian(mlp(), F.cross_entropy, (x * torch.nan, y)).gradient()
+        Hessian(mlp(), F.cross_entropy, (x * torch.nan, y)).loss_and_gradient()
     with pytest.raises(UserError, match=r"loss: of shape \(23,\), a scalar"):
         Hessian(mlp(), lambda a, b: F.cross_entropy(a, b, reduction="none"), (x, y))(v)
     with pytest.raises(UserError, match=r"vectors: of shape \(79,\), \[k, 79\]"):
@@ -212,6 +204,6 @@ def test_graphs_are_kept_where_they_take_half_of_the_free_memory(monkeypatch, fr
     assert torch.equal(hessian(v), expected)
     monkeypatch.setattr(operator, "_allocated", lambda device: 0)
     assert len(hessian._graphs) == (2 if kept else 0)
-    hessian.gradient()
+    hessian.loss_and_gradient()
     assert torch.equal(hessian(v), expected)
     assert len(hessian._graphs) == (2 if kept else 0)

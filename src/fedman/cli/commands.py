@@ -136,11 +136,12 @@ def results(
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
-    from fedman.runs.results import command, keep_flatness
+    from fedman.paper.flatness.flatness_json import copy_compact
+    from fedman.runs.results import command
 
     typer.echo(command(sources, out, replace))
     if flatness is not None:
-        typer.echo(keep_flatness(sources, flatness))
+        typer.echo(copy_compact(sources, flatness))
 
 
 @app.command()

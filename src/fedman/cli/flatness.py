@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedman.cli.options import Device
+from fedman.cli.output import print_table
 from fedman.errors import UserError
 
 
@@ -51,13 +52,15 @@ def flatness(
 
     fedman flatness runs/fedavg runs/fedavg-man --top 200 --density --landscape
     """
+    from fedman.cli.progress import work_progress
     from fedman.paper.flatness import command
 
     models = command.chosen_models(model)
+    screen = command.Screen(typer.echo, print_table, work_progress)
     if theory:
-        return command.theory(out, seed, typer.echo)
+        return command.theory(out, seed, screen)
     if plot:
-        return command.plot(runs or [], models, out, typer.echo)
+        return command.plot(runs or [], models, out, screen)
     if top is not None and top < 1:
         raise UserError(f"top: {top}; at least 1 eigenvalue is needed")
     nothing = not (top or trace or density or layers or clients or landscape)
@@ -67,5 +70,5 @@ def flatness(
         starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
     )  # fmt: skip
     command.measure(
-        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, say=typer.echo
+        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, screen=screen
     )
