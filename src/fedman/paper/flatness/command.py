@@ -19,7 +19,8 @@ from fedman.paper.flatness import figures, record
 from fedman.paper.flatness.demonstration import demonstrate
 from fedman.paper.flatness.measure import Follow, Request, Subject, check
 from fedman.paper.flatness.runs import MODELS, read_data, read_run, restore, select_samples, training_samples
-from fedman.runs.folder import version, write_json
+from fedman.runs.atomic import write_json
+from fedman.runs.version import version
 
 Say = Callable[[str], object]
 

@@ -20,7 +20,7 @@ from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
 from fedman.paper.flatness.runs import Samples, Selection
-from fedman.runs.folder import version
+from fedman.runs.version import version
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once, unless told
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedman.errors import UserError
-from fedman.runs.folder import write_text
+from fedman.runs.atomic import write_text
 
 NAME = "flatness.json"
 FORMAT = 1
