@@ -51,7 +51,7 @@ class RoundRecord(TypedDict):
 
 def _equal_length(curve: Curve) -> Curve:
     if len(curve["round"]) != len(curve["all"]):
-        raise ValueError("round and all must be lists of as many numbers")
+        raise ValueError("must hold as many values in `all` as in `round`")
     return curve
 
 
