@@ -10,7 +10,7 @@ import fedman
 from fedman.algorithms import ALGORITHMS, Algorithm, hyperparameter
 from fedman.config import KEYS, Config, Preset, hyperparameter_model, parse_value, read_toml, resolve
 from fedman.errors import UserError
-from fedman.runs.folder import to_toml
+from fedman.runs.atomic import write_toml
 from fedman.training.settings import Training
 
 SHARED = {
@@ -65,7 +65,7 @@ def test_flat_keys_of_every_algorithm(algorithm, tmp_path):
     expected = {**SHARED, "algorithm": algorithm, **HYPER[algorithm]}
     assert config.flat() == expected
     assert {key: type(value) for key, value in config.flat().items()} == {k: type(v) for k, v in expected.items()}
-    (tmp_path / "config.toml").write_text(to_toml(config.flat()))
+    write_toml(tmp_path / "config.toml", config.flat())
     assert resolve(read_toml(tmp_path / "config.toml")) == config
     assert resolve({key: str(value) for key, value in config.flat().items()}) == config
     order = list(config.flat())

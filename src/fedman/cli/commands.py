@@ -108,7 +108,7 @@ def _run_sweep(grid: list[Cell], out: Path, device: str) -> None:
     from fedman.cli.progress import data_progress, sweep_progress
     from fedman.data import load
     from fedman.runs import sweep
-    from fedman.runs.folder import write_text
+    from fedman.runs.atomic import write_text
     from fedman.runs.text_tables import markdown
 
     left = sweep.unfinished(grid, out)

@@ -35,7 +35,7 @@ def simulate(
     from fedman.flower.server_options import OPTIONS_FILE, split_options
     from fedman.paper.presets import find_preset
 
-    values, options = split_options(run_keys(keys, preset, config, out, resume, ("config.toml", OPTIONS_FILE)))
+    values, options = split_options(run_keys(keys, preset, config, out, resume, (OPTIONS_FILE,)))
     settings = resolve(values, find_preset(preset))
     out = run_folder(out, settings, resume, "flower-")
 

@@ -33,27 +33,31 @@ def run_keys(
     config: Path | None,
     out: Path | None,
     resume: bool,
-    files: tuple[str, ...] = ("config.toml",),
+    files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The given keys; if a run is resumed without any, those in its folder."""
+    """The given keys; if a run is resumed without any, those of its configuration and of the `files` in its folder."""
     from fedman.config import read_toml
 
     given = given_keys(keys, config)
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        given = {key: value for name in files for key, value in read_toml(out / name).items()}
+        from fedman.runs.folder import RunFolder
+
+        given = RunFolder(out).read_config()
+        for name in files:
+            given |= read_toml(out / name)
     return given
 
 
 def run_folder(out: Path | None, config: Config, resume: bool, prefix: str = "") -> Path:
     """The folder of a run, named after its settings by default; one that holds a run is refused, unless to resume."""
-    from fedman.runs.folder import refuse_used
+    from fedman.runs.folder import RunFolder
 
     if out is None:
         dataset = Path(config.dataset.removeprefix("npz:")).stem
         name = f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
         out = Path("runs") / f"{prefix}{name}"
     if not resume:
-        refuse_used(out)
+        RunFolder(out).refuse_used()
     return out

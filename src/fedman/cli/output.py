@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from fedman.config import Config
+    from fedman.runs.records import Summary
 
 
 def print_message(message: str) -> None:
@@ -18,7 +19,7 @@ def print_message(message: str) -> None:
     typer.echo("fedman: " + "\n".join(lines), err=True)
 
 
-def print_result(config: Config, summary: dict[str, Any], out: Path) -> None:
+def print_result(config: Config, summary: Summary, out: Path) -> None:
     """The result of a run in two lines."""
     accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
     reached = summary["rounds_to_target"] or f"{config.rounds}+"

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -18,10 +18,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+if TYPE_CHECKING:
+    from fedman.runs.records import RoundRecord
+
 EVERY = 10.0  # seconds between plain lines
 
 
-def format_round(record: dict[str, Any]) -> str:
+def format_round(record: RoundRecord) -> str:
     """Loss and accuracy of a round in a few words."""
     accuracy = f"{record['accuracy']['all']:.2f} %" if "all" in record["accuracy"] else ""
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
@@ -29,7 +32,7 @@ def format_round(record: dict[str, Any]) -> str:
 
 
 @contextmanager
-def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+def run_progress(title: str, rounds: int) -> Iterator[Callable[[RoundRecord], None]]:
     """Progress of one run: call the function with the record of every round."""
     with sweep_progress({0: (rounds, rounds)}, 1) as on_cell:
         yield on_cell(0, title)
@@ -38,7 +41,7 @@ def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]],
 @contextmanager
 def sweep_progress(
     work: Mapping[int, tuple[int, float]], total: int
-) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
+) -> Iterator[Callable[[int, str], Callable[[RoundRecord], None]]]:
     """Progress of a sweep of `total` runs; `work` holds (rounds, cost) of the unfinished ones by number.
 
     The function takes a run's number and name and returns the one to call with the record of every round. The time
@@ -56,11 +59,11 @@ def sweep_progress(
     printed = cost_since = 0.0
     rounds_done = dict.fromkeys(work, 0)
 
-    def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
+    def on_cell(i: int, name: str) -> Callable[[RoundRecord], None]:
         number = f"[{i + 1}/{total}] " if total > 1 else ""
         rounds, cost = work[i]
 
-        def advance(record: dict[str, Any]) -> None:
+        def advance(record: RoundRecord) -> None:
             nonlocal started, printed, cost_since
             now, last = time.monotonic(), record["round"] == rounds
             figures = f"round {record['round']}/{rounds} {format_round(record)}"

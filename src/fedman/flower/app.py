@@ -6,7 +6,6 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid
@@ -15,7 +14,9 @@ from fedman.config import Preset, overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.server_options import OPTIONS_FILE, split_options
-from fedman.runs.folder import refuse_used, write_json
+from fedman.runs.atomic import write_json
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import RoundRecord
 
 EXIT_CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
 PROJECT = Path(__file__).parent / "project"
@@ -41,7 +42,7 @@ def main(grid: Grid, context: Context, find_preset: FindPreset | None = None) ->
             raise UserError("preset: this app does not know any; write it again with fedman flower new")
         config = resolve(values, find_preset(preset) if preset and find_preset else None)
         if not given["resume"]:
-            refuse_used(out)
+            RunFolder(out).refuse_used()
         serve(grid, config, options, out=out, resume=bool(given["resume"]), progress=_print_round, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = EXIT_CODES.get(type(error), 0), str(error)
@@ -58,12 +59,12 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
         given = overrides(shlex.split(settings))
     except ValueError as error:
         raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
-    return {**given} if given or not resume else {**read_toml(out / "config.toml"), **read_toml(out / OPTIONS_FILE)}
+    return {**given} if given or not resume else {**RunFolder(out).read_config(), **read_toml(out / OPTIONS_FILE)}
 
 
-def _print_round(record: dict[str, Any]) -> None:
+def _print_round(record: RoundRecord) -> None:
     accuracy = "".join(f", {model} {percent:.2f} %" for model, percent in record["accuracy"].items())
-    refused = f"; refused: {', '.join(record['refused'])}" if record["refused"] else ""
+    refused = f"; refused: {', '.join(record['refused'])}" if record.get("refused") else ""
     print(f"round {record['round']}: loss {record['loss']:.3f}{accuracy}{refused}", flush=True)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedman.config import read_toml, shown
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
-from fedman.runs.folder import to_toml, write_text
+from fedman.runs.atomic import write_toml
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 
@@ -58,7 +58,7 @@ def save_options(folder: Path, options: ServerOptions, resume: bool) -> None:
         changed = [key for key in FIXED if getattr(before, key) != getattr(options, key)]
         if changed:
             raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
-    write_text(folder / OPTIONS_FILE, to_toml(options.model_dump(exclude_none=True)))
+    write_toml(folder / OPTIONS_FILE, options.model_dump(exclude_none=True))
 
 
 def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], ServerOptions]:

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config
@@ -16,8 +15,9 @@ from fedman.errors import Diverged
 from fedman.execution.device import pick_device
 from fedman.runs import experiment
 from fedman.runs.build import stackable
-from fedman.runs.folder import finished
+from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
+from fedman.runs.records import Ending
 from fedman.runs.text_tables import mean_std
 
 CLIENTS = 90  # in one stack: more clients at once are not faster
@@ -33,7 +33,7 @@ class Row:
 
 def unfinished(grid: list[Cell], out: Path) -> list[int]:
     """The numbers of the runs that are not finished."""
-    return [i for i, cell in enumerate(grid) if finished(out / cell.name, cell.config.flat()) is None]
+    return [i for i, cell in enumerate(grid) if RunFolder(out / cell.name).finished(cell.config.flat()) is None]
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     warn: Callable[[str], object] = lambda message: None,
 ) -> list[Row]:
     """Run what is not finished, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
-    rows = {i: _row(cell, finished(out / cell.name, cell.config.flat())) for i, cell in enumerate(grid)}
+    rows = {i: _row(cell, RunFolder(out / cell.name).finished(cell.config.flat())) for i, cell in enumerate(grid)}
     left = [i for i, row in rows.items() if row is None]
     for group in groups([grid[i].config for i in left], pick_device(device)):
         members = [left[i] for i in group]
@@ -65,10 +65,10 @@ def run(
     return [row for row in rows.values() if row is not None]
 
 
-def _row(cell: Cell, summary: Mapping[str, Any] | None) -> Row | None:
-    if summary is None:
+def _row(cell: Cell, ending: Ending | None) -> Row | None:
+    if ending is None:
         return None
-    return Row(cell, math.nan if "diverged" in summary else summary["accuracy"]["all"])
+    return Row(cell, math.nan if "diverged" in ending else ending["accuracy"]["all"])
 
 
 def groups(configs: list[Config], device: str) -> list[list[int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from fedman.errors import UserError
-from fedman.runs.folder import write_text
+from fedman.runs.atomic import write_text
 
 NAME = "flatness.json"
 FORMAT = 1
