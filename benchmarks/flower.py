@@ -1,16 +1,16 @@
 """Flower's simulation engine against fedman's in-process simulator: one FedAvg round of ten of 100 clients, paper CNN.
 
     python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2] [--zeta 0.15]
-    python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
-    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
+    python benchmarks/flower.py --bytes        # bytes sent in a round, by algorithm
+    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, with both SuperExecs
 
-- fedman: `fedman.run`, in this process, as it comes (bf16 where the CPU has instructions for it) and in fp32;
-- fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
-- Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
-  (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and
-  under autocast in bf16.
+- fedman: `fedman.run`, in this process, with its default precision (bf16 if the CPU supports it) and in fp32;
+- fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU per client;
+- Flower's own: its FedAvg strategy with its default of two CPUs per client, and a typical client (DataLoader,
+  augmentation in numpy, a sync per step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and under
+  autocast in bf16.
 
-Interleaved in one run; the first round of each start (imports, data) does not count. The images are random.
+The variants alternate; the first round after each start (imports, data) is not counted. The images are random.
 """
 
 import argparse
@@ -53,7 +53,7 @@ CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 
 
 def settings(folder: Path, epochs: int, rounds: int, size: int, zeta: float) -> tuple[Config, Dataset]:
-    """Random images of CIFAR's shape; a test set so small that evaluation does not count."""
+    """Random images of CIFAR's shape; a test set so small that evaluation takes no time."""
     rng, path = np.random.default_rng(0), folder / f"images-{size}.npz"
     x = rng.integers(0, 256, (CLIENTS * size + 100, 32, 32, 3), dtype=np.uint8)
     y = np.arange(len(x)) % CLASSES
@@ -122,7 +122,7 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = 
 
 
 def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
-    """Seconds of each round but the first of two clients on loopback: their work is next to nothing."""
+    """Seconds of each round but the first, with two clients on loopback that have almost no work."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
     from deployment import Deployment
 
@@ -208,7 +208,7 @@ def main() -> None:
 
 
 def compare(work: str, ways: dict[str, Callable[[], list[float]]], repeats: int) -> None:
-    """Play all ways in turn; the median round of each, and how much longer it takes than the first."""
+    """Run all ways in turn; print the median round of each, and its ratio to the first."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, four SuperNodes, `flwr run`; the simulator's bits for every algorithm."""
+"""A real federation on loopback: SuperLink, four SuperNodes, `flwr run`; every algorithm has the simulator's bits."""
 
 import json
 import time
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_simulators_bits(algorithm, finished):
+def test_the_same_bits_as_the_simulator(algorithm, finished):
     folder = finished / algorithm
     assert not (folder / "failed.json").exists(), (folder / "failed.json").read_text()
     config = resolve({**overrides(SETTINGS.split()), "algorithm": algorithm})

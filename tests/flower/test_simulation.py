@@ -41,7 +41,7 @@ def same(folder, result):
     return all(torch.equal(there[m][k], v) for m, model in result.models.items() for k, v in model.items())
 
 
-def test_interrupted_and_resumed_it_ends_with_the_simulators_bits(tmp_path):
+def test_an_interrupted_and_resumed_run_has_the_simulators_bits(tmp_path):
     """On data of one's own; SIGINT after the first round, then --resume."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(0, 3, 200)
