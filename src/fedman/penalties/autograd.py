@@ -31,10 +31,10 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
         rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
         return a, rows.square().sum(-1) / a.numel()
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return ActivationTap.apply(a, None, keep, entries)
     apply = super(torch.autograd.Function, ActivationTap).apply  # Function.apply studies the signature: 30 µs a call
-    if isinstance(z, Tensor) and _is_relu(a, z) and forward_ad._current_level < 0:
+    if isinstance(z, Tensor) and _is_relu(a, z) and forward_ad.unpack_dual(z).tangent is None:
         return apply(z, a.detach(), keep, entries)
     return apply(a, None, keep, entries)
 
@@ -42,7 +42,7 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
 class ActivationTap(torch.autograd.Function):
     """(a, None, k, N) ↦ (a, s) or (z, relu(z), k, N) ↦ (relu(z), s); s is over all dimensions but the first k.
 
-    The second form is for reverse mode alone: vmap and forward mode use the first.
+    The second form is for reverse mode alone: torch.func and forward mode use the first.
     """
 
     @staticmethod
@@ -68,7 +68,7 @@ class ActivationTap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_a: Tensor | None, grad_s: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         (a,) = ctx.saved_tensors
-        fresh = not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active())
+        fresh = not (torch.is_grad_enabled() or transforms_active())
         if fresh and grad_s is not None and _serves(a, ctx.keep) and _alike(grad_a, a):
             from fedman.kernels.tap import gradient
 
@@ -95,6 +95,11 @@ class ActivationTap(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int, None, None, None], a: Tensor, relu: None, keep: int, entries: int) -> Any:
         """A stack of activations is one activation with one more dimension to keep."""
         return ActivationTap.apply(a.movedim(in_dims[0], 0), relu, keep + 1, entries), (0, 0)
+
+
+def transforms_active() -> bool:
+    """Whether this runs under vmap, grad or another transform of torch.func; False while torch.compile traces."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _is_relu(a: Tensor, z: Tensor) -> bool:

@@ -14,9 +14,8 @@ This file finds the activations; `fedman.penalties.autograd` measures them.
 from __future__ import annotations
 
 import difflib
-import traceback
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
@@ -25,13 +24,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fedman.errors import UserError
-from fedman.penalties.autograd import tap
+from fedman.penalties.autograd import tap, transforms_active
 
 Measure = Callable[[Tensor], Tensor]
 Layers = str | Iterable[str] | Mapping[str, Measure] | None
@@ -52,6 +50,7 @@ ACTIVATION_FUNCTIONS: dict[Any, str] = {
     for spelling in (name, name + "_")
     if (function := getattr(home, spelling, None)) is not None
 }  # fmt: skip
+CHECKPOINT: CodeType = inspect.unwrap(checkpoint).__code__
 
 
 def mean_square(a: Tensor) -> Tensor:
@@ -141,8 +140,8 @@ class ActivationNorm:
     ActivationNorm: a new one takes the place of the old. Use a model and its ActivationNorm in one thread at a
     time; copies of the model, each with its own, run side by side.
 
-    Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual;
-    that of a functional call inside the checkpointed part is kept.
+    Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual.
+    Functional activations inside a checkpointed part are refused.
     """
 
     def __init__(self, model: nn.Module, layers: Layers = None, *, output: bool = True) -> None:
@@ -212,8 +211,7 @@ class ActivationNorm:
         else:
             shares = torch.stack([s.sum(0, keepdim=True) for s in samples])
         names = tuple(done.taps)
-        wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(shares)
-        self._report = (names, None if wrapped else shares.detach())
+        self._report = (names, None if transforms_active() else shares.detach())
         return names, shares
 
     def _enter(self, model: nn.Module, args: Any) -> None:
@@ -269,15 +267,17 @@ class ActivationNorm:
             return None
         if self._functional is not None:
             self._running.muted -= 1
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # the tap's own calls need not go through the mode: 30 µs a layer
             return self._running.tap(name, out, z, measure)
 
     def _tap_function(self, mode: _FunctionalTaps, name: str, out: Tensor, args: tuple[Any, ...]) -> Any:
         current = self._running
         if current is None or current.muted or mode is not self._functional or not out.is_floating_point():
             return out
-        with _outside_checkpoint():
-            return current.tap(name, out, args[0] if args else None, first="#1")
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
+            # Its recomputation in the backward pass saves less than the first run: the mode is off there.
+            raise UserError(f"ActivationNorm: {name} is called as a function in a checkpointed part; use its nn.Module")
+        return current.tap(name, out, args[0] if args else None, first="#1")
 
 
 def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
@@ -313,7 +313,11 @@ def _position(name: str, leaves: list[Any]) -> int:
 
 def _frames(code: CodeType) -> Iterator[FrameType]:
     """The calls of a function that are under way in this thread."""
-    return (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is code)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame
+        frame = frame.f_back
 
 
 def _recomputing() -> bool:
@@ -324,15 +328,3 @@ def _recomputing() -> bool:
 def _refuse_replica(module: nn.Module) -> None:
     if not torch.compiler.is_compiling() and "_is_replica" in vars(module):
         raise UserError("ActivationNorm: nn.DataParallel hides its replicas' activations; use DistributedDataParallel")
-
-
-def _outside_checkpoint() -> AbstractContextManager[Any]:
-    """Keep what is saved for the backward pass out of the hands of a checkpoint.
-
-    It wants its second run to save the same tensors as the first; but the mode that sees functional calls is off
-    in the backward pass.
-    """
-    hooks = None if torch.compiler.is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is None or hooks[0].__module__ != "torch.utils.checkpoint":
-        return nullcontext()
-    return saved_tensors_hooks(lambda a: a, lambda a: a)
