@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedman.data import augment
-from fedman.kernels import first
+from fedman.kernels import first_stage
 from fedman.kernels.gather import gather
 from fedman.training.randomness import plan
 
@@ -25,5 +25,5 @@ def test_equals_the_plain_augmentation(size, channels, crop, device):
         where = index.gather(1, drawn.sample[:, j])
         window = drawn.window[:, :, j] if crop else None
         want = augment.gather(data, where, window, mean, std, torch.float32)
-        torch.testing.assert_close(x, first.prepare(want, padding, torch.float32), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(x, first_stage.prepare(want, padding, torch.float32), rtol=1e-6, atol=1e-6)
         assert torch.equal(y, labels[where])

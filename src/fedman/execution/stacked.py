@@ -25,7 +25,7 @@ from fedman.penalties.man import ActivationNorm, Measure, mean_square, mean_squa
 from fedman.training.batches import Layout
 
 if TYPE_CHECKING:
-    from fedman.kernels import StackedConvNet
+    from fedman.kernels.convnet import StackedConvNet
 
 
 class Stacked:
@@ -53,13 +53,15 @@ class Stacked:
         self.precision = precision
         if precision == "fp64" or not isinstance(model, ConvNet) or not kernels.available(device):
             return
+        from fedman.kernels.convnet import StackedConvNet
+
         names = [f"relus.{i}" for i in range(len(model.relus))]
         measures = dict.fromkeys(names, mean_square) if layers is None else dict(layers)
         known = set(measures) <= set(names) and set(measures.values()) <= {mean_square, mean_square_and_variance}
         varied = [names.index(name) for name, measure in measures.items() if measure is mean_square_and_variance]
-        if not known or not kernels.StackedConvNet.supports(model, shape, varied):
+        if not known or not StackedConvNet.supports(model, shape, varied):
             return
-        self.kernels = kernels.StackedConvNet(model, shape, precision, varied)
+        self.kernels = StackedConvNet(model, shape, precision, varied)
         chosen = [*(name in measures for name in names), output]
         self.layers = list(compress([*names, "output"], chosen))
         self._measured = torch.tensor(chosen, device=device)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedman.data.augment import PAD
-from fedman.kernels.first import padded_channels
+from fedman.kernels.first_stage import padded_channels
 
 
 @triton.jit(do_not_specialize=["S"])  # else compiled again for numbers of clients that 16 divides
@@ -61,7 +61,7 @@ def gather(
     padding: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Step number `step` [1] of a plan: images as `fedman.kernels.first.prepare` makes them, and labels [S, B].
+    """Step number `step` [1] of a plan: images as `fedman.kernels.first_stage.prepare` makes them, and labels [S, B].
 
     data uint8 [n, H, W, C]; labels [n]; index [S, N] where each client's samples are; sample [S, K, B];
     window [3, S, K, B]; normalised as x·scale − shift with `affine` = (scale [C], shift [C]).

@@ -1,8 +1,6 @@
-"""The functions of the kernels in plain PyTorch, for any device and type; gradients come from autograd."""
+"""What the kernels compute, in plain PyTorch for any device and type; gradients come from autograd."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +8,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedman.models.convnet import ConvNet
+from fedman.models.parameters import ParameterLayout
+from fedman.penalties.man import ActivationNorm, Layers
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -53,30 +53,16 @@ def clip_update(w: Tensor, g: Tensor, lr: Tensor, clip: float, decay: float) -> 
 
 
 def losses(
-    model: ConvNet, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, varied: Sequence[int] = ()
+    model: ConvNet, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, layers: Layers = None
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy [S] and MAN terms [S, L] of `model` itself, one client after the other.
-
-    The terms of the layers `varied` hold the variance of a feature over the batch, averaged over features, too.
-    """
-    share = torch.ones(y.shape, dtype=W.dtype, device=W.device) if weight is None else weight.to(W.dtype)
+    """Cross-entropy [S] and MAN terms [S, L] of `model` itself, one client after the other."""
+    share = torch.ones(y.shape, dtype=W.dtype, device=W.device) if weight is None else weight
     share = share / share.sum(1, keepdim=True)
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    taps: list[Tensor] = []
-    hooks = [m.register_forward_hook(lambda _m, _i, out: taps.append(out)) for m in model.relus]
-    ce, man = [], []
-    try:
-        for row, images, labels, part in zip(W, x, y, share, strict=True):
-            pieces = row.split([shape.numel() for shape in shapes.values()])
-            parameters = {n: p.view(s) for (n, s), p in zip(shapes.items(), pieces, strict=True)}
-            taps.clear()
-            logits = functional_call(model, parameters, (images.movedim(-1, 1),))
-            ce.append(cross_entropy(logits[None], labels[None], part[None])[0])
-            terms = [mean_squares(a[None], part[None])[0] for a in (*taps, logits)]
-            for layer in varied:
-                terms[layer] = terms[layer] + taps[layer].var(0).mean()
-            man.append(torch.stack(terms))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack(ce), torch.stack(man)
+    layout, man = ParameterLayout.of(model), ActivationNorm(model, layers)
+    ce, terms = [], []
+    for row, images, labels, part in zip(W, x, y, share, strict=True):
+        logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
+        ce.append(cross_entropy(logits[None], labels[None], part[None])[0])
+        terms.append(torch.stack(list(man.terms(part).values())))
+    man.remove()
+    return torch.stack(ce), torch.stack(terms)

@@ -1,16 +1,16 @@
 """The first stage: convolution of images with few channels, [GroupNorm,] ReLU, MAN and 2×2 max-pool, fused.
 
 The map before pooling is the largest tensor of the model (50 MB in bf16 for ten clients of the CIFAR CNN,
-262 MB for Tiny-ImageNet) but cheap to compute: K = k·k·C is 75 or 27. So it never goes to memory. The forward
-pass keeps the pooled values and the place of each maximum; the backward pass computes the map again, tile by
-tile, while it accumulates the weight gradient. Images need no gradient.
+262 MB for Tiny-ImageNet) but cheap to compute: K = k·k·C is 75 or 27. So it is never written to memory. The forward
+pass stores the pooled values and the place of each maximum; the backward pass recomputes the map, tile by tile, while
+it accumulates the weight gradient. Images need no gradient.
 
-GroupNorm reaches these kernels as a scale and a shift for each sample and channel; `gram` finds them beforehand,
-and turns the weight gradient for the normalised map into that for the map.
+GroupNorm is passed to these kernels as a scale and a shift for each sample and channel; `gram` computes them
+beforehand, and converts the weight gradient for the normalised map into that for the map.
 
 Images are prepared (`prepare`) with their zero padding and with one more channel, of ones: the bias is then the
-weight of that channel at the central tap, and its gradient comes with the others. The two outputs in one row of a
-window share one patch of k × (k + 1) pixels, multiplied with the weights in two places (`conv.pack`): half the
+weight of that channel at the central tap, and its gradient is computed with the others. The two outputs in one row of a
+window share one patch of k × (k + 1) pixels, multiplied by the weights at two offsets (`conv.pack`): half the
 loads, and they start at even pixels, so that they are 16 bytes wide.
 """
 
@@ -92,7 +92,7 @@ def patches(
 def pair_rows(block, BO: tl.constexpr):
     """Rows of a tile of pairs: side (0 left, 1 right) and channel.
 
-    Left and right take turns by eight channels: a thread then holds both outputs of a channel, and the whole window.
+    Left and right alternate every eight channels: a thread then holds both outputs of a channel, and the whole window.
     """
     j = tl.arange(0, 2 * BO)
     return j // 8 % 2, block * BO + j // 16 * 8 + j % 8
@@ -181,7 +181,7 @@ def _backward(
     OH: tl.constexpr, OW: tl.constexpr, NORM: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk's share of the weight gradient of BO channels, as if the normalised map were the map."""
+    """One chunk's part of the weight gradient of BO channels, as if the normalised map were the map."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
     chunk, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += s * B * (H * W * C)
@@ -218,7 +218,7 @@ def _backward(
 
 
 def constants(stage: Stage) -> dict[str, int]:
-    """The stage's constants; its images carry their padding, so the kernels know of none."""
+    """The stage's constants; prepared images contain their padding, so there is no PAD."""
     return {key: value for key, value in stage.constants.items() if key != "PAD"}
 
 
@@ -227,7 +227,7 @@ TILES = {
     "tf32": ((32, 32, 4, 1), (32, 32, 4, 1)),
     "fp32": ((32, 32, 4, 1), (32, 32, 8, 1)),
 }
-"""By precision, forward and backward: windows and channels a tile, warps, stages; all that fits the registers."""
+"""By precision, forward and backward: windows and channels per tile, warps, stages; limited by the registers."""
 
 
 def _options(stage: Stage, tile: tuple[int, int, int, int], chunk: int) -> Launch:
@@ -246,7 +246,7 @@ def forward_options(stage: Stage, precision: str) -> Launch:
 
 
 def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> Launch:
-    """Chunks for some 400 programs, three for each multiprocessor of an H200: fewer leave it idle, more write more."""
+    """About 400 chunks, three per multiprocessor of an H200: fewer leave it idle, more write more partial sums."""
     tile = TILES[precision][1]
     share = clients * batch * stage.windows * (stage.out // min(tile[1], stage.out)) // 400
     return _options(stage, tile, min(1024, max(tile[0], triton.next_power_of_2(share))))
@@ -257,7 +257,7 @@ def _chunks(stage: Stage, batch: int, options: Launch) -> int:
 
 
 def parts(stage: Stage, batch: int, precision: str) -> int:
-    """How many partial MAN sums `forward` writes for a client."""
+    """How many partial MAN sums `forward` writes per client."""
     options = forward_options(stage, precision)
     return _chunks(stage, batch, options) * (stage.out // options["BO"])
 
@@ -268,7 +268,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
 
-    `w` [S, 2, O, KP] are the packed weights, `share` [S, B] each sample's part of the batch mean, `stats`
+    `w` [S, 2, O, KP] are the packed weights, `share` [S, B] each sample's weight in the batch mean, `stats`
     GroupNorm's (`gram.statistics`). Partial MAN sums go to `man` [S, parts]. `strides` are those of a pixel and of
     a channel in the pooled output.
     """
