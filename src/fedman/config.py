@@ -5,7 +5,6 @@ This is the edge of the package: pydantic stays here, training reads plain attri
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.data import SPECS, is_npz, lookup, partition
-from fedman.errors import UserError
+from fedman.errors import UserError, nearest
 from fedman.paper.presets import PRESETS, SWEEPS, paper_hyperparameters
 
 CUSTOM = "custom"  # arrays or a module handed over in Python
@@ -223,15 +222,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
     return values
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?' or '; there are X, Y, …'."""
-    names = list(names)
-    close = difflib.get_close_matches(word.lower(), names, 1, 0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else ""
 
 
 def shown(value: Any, limit: int = 60) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedman.errors import UserError
+from fedman.errors import UserError, did_you_mean
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total); total is 0 where it is not known."""
@@ -160,9 +159,8 @@ def lookup(name: str) -> Spec:
     """The facts of a named data set; a name that is not known is an error that suggests the nearest."""
     if name in SPECS:
         return SPECS[name]
-    near = difflib.get_close_matches(name.lower(), SPECS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"dataset: {name!r} is not known{hint} Allowed: {', '.join(SPECS)}, npz:PATH")
+    hint = did_you_mean(name, SPECS) or ";"
+    raise UserError(f"dataset: {name!r} is not known{hint} allowed are {', '.join(SPECS)}, npz:PATH")
 
 
 def default_dir() -> Path:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.config import HYPERPARAMETERS, Config, nearest, parsed, resolve
-from fedman.errors import UserError
+from fedman.config import HYPERPARAMETERS, Config, parsed, resolve
+from fedman.errors import UserError, nearest
 from fedman.paper.presets import PRESETS, SWEEPS
 
 MAX_CELLS = 10_000

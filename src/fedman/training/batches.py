@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedman.data.augment import Windows, affine, channels_first, gather, normalise
+from fedman.data.augment import PAD, Windows, affine, channels_first, gather, normalise
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
 
@@ -139,7 +139,7 @@ class Batches:
         step = j if isinstance(j, Tensor) else torch.full((1,), j, device=data.x.device)
         scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
         plan = now["index"], now["sample"], now["window"]
-        x, y = prepared(data.x, data.y, *plan, step, scale_shift, data.augment, *layout)
+        x, y = prepared(data.x, data.y, *plan, step, scale_shift, PAD if data.augment else None, *layout)
         return x, y, _at(now["weight"], 1, j) if "weight" in now else None
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
