@@ -266,7 +266,9 @@ def show(
 
     settings = resolve(overrides(keys or []), preset)
     data = load(settings.dataset, settings.data_dir)
-    parts = partition.for_config(settings, data)
+    parts = partition.clients_of(
+        data, settings.partition, settings.clients, seed=settings.partition_seed, sigma=settings.unbalanced
+    )
     if plot is not None:
         partition.plot(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)

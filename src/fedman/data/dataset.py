@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedman.data.catalog import Progress, default_dir, is_npz, lookup
+from fedman.data.catalog import IidOrder, Progress, default_dir, is_npz, lookup
+from fedman.data.images import holds_images, sample_shape
 from fedman.errors import UserError
 
 MAX_CLASSES = 65_536
@@ -28,12 +29,12 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: bool = False
+    iid: IidOrder = "shuffled"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
-        shape = self.x_train.shape[1:]
-        return (shape[2], *shape[:2]) if self.x_train.dtype == np.uint8 else shape
+        """The shape of one sample as a model sees it."""
+        return sample_shape(self.x_train)
 
 
 def load(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
@@ -49,7 +50,8 @@ def load(name: str, data_dir: Path | str | None = None, progress: Progress | Non
         x_train, y_train, x_test, y_test = reader.read(spec, root, progress)
     except OSError as error:
         raise UserError(f"{error.filename or root}: cannot be read ({error.strerror or error})") from error
-    return Dataset(name, x_train, y_train, x_test, y_test, spec.classes, spec.mean, spec.std, spec.augment)
+    facts = spec.classes, spec.mean, spec.std, spec.augment, spec.iid
+    return Dataset(name, x_train, y_train, x_test, y_test, *facts)
 
 
 def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str = "custom") -> Dataset:
@@ -73,7 +75,7 @@ def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str 
     classes = int(max(y.max() for y in ys)) + 1
     if classes < 2:
         raise UserError(f"{name}: every label is 0; at least two classes are needed")
-    mean, std = channel_statistics(train) if train.dtype == np.uint8 else ((0.0,), (1.0,))
+    mean, std = channel_statistics(train) if holds_images(train) else ((0.0,), (1.0,))
     return Dataset(name, train, ys[0], test, ys[1], classes, mean, std)
 
 

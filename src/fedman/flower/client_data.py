@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedman.data.dataset import check_labels, check_samples
+from fedman.data.images import holds_images, sample_shape
 from fedman.data.npz import read_arrays
 from fedman.errors import UserError
 from fedman.flower.messages import Task
@@ -23,8 +24,7 @@ def count(path: Path) -> int:
 def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
     """Samples and labels as the run wants them: of its shape, its kind of numbers and its classes."""
     x, y = _pictures(path, task) if path.is_dir() else _arrays(path)
-    images = x.dtype == np.uint8
-    shape = (x.shape[-1], *x.shape[1:-1]) if images else x.shape[1:]
+    images, shape = holds_images(x), sample_shape(x)
     if (images, shape) != (task.images, task.shape):
         kinds = {True: "images of bytes", False: "numbers"}
         raise UserError(f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[task.images]} of {task.shape}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedman.data.augment import PAD, Windows, affine, channels_first, gather, normalise
+from fedman.data.images import holds_images, sample_shape
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
 
@@ -38,13 +39,12 @@ class Samples:
     @property
     def images(self) -> bool:
         """Whether samples are bytes of images, channels last."""
-        return self.x.dtype == torch.uint8
+        return holds_images(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """A sample's shape as the model sees it."""
-        shape = self.x.shape[1:]
-        return (shape[-1], *shape[:-1]) if self.images else tuple(shape)
+        return sample_shape(self.x)
 
     @property
     def longest(self) -> int:
