@@ -107,17 +107,13 @@ def _binary(where: str, data: bytes, n: int, label_bytes: int, classes: int) -> 
 
 
 def _python(where: str, data: bytes, n: int, key: bytes, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    batch = pickled.read(data, where)
-    pixels, labels = batch.get(b"data"), batch.get(key)
-    if not isinstance(pixels, np.ndarray) or pixels.shape != (n, PIXELS):
+    atoms = pickled.read(data, where)
+    pixels, labels = pickled.array(atoms, b"data", (n, PIXELS)), pickled.numbers(atoms, key)
+    if pixels is None:
         raise UserError(f"{where}: has no 'data' array of {n} x {PIXELS} bytes")
-    if not isinstance(labels, list) or len(labels) != n or not all(map(_is_int32, labels)):
+    if len(labels) != n or max(label.bit_length() for label in labels) > 31:
         raise UserError(f"{where}: has no list '{key.decode()}' of {n} whole numbers")
     return _images(pixels), files.check_labels(where, np.array(labels), classes)
-
-
-def _is_int32(value: object) -> bool:
-    return type(value) is int and value.bit_length() < 32
 
 
 def _images(rows: np.ndarray) -> np.ndarray:
