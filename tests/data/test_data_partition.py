@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,32 +283,3 @@ def test_heterogeneity_by_hand() -> None:
         "smallest": 2,
         "largest": 4,
     }
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (100, 100), (3, 2)])
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_plot(tmp_path: Path, suffix: str, clients: int, classes: int) -> None:
-    labels = balanced(10_000, classes)
-    parts = partition.split(labels, "dir0.3", clients, classes=classes, sigma=0.3)
-    first = partition.plot(labels, parts, classes, tmp_path / f"new/a{suffix}").read_bytes()
-    second = partition.plot(labels, parts, classes, str(tmp_path / f"b{suffix}")).read_bytes()
-    assert first == second
-    if suffix == ".png":
-        from PIL import Image
-
-        picture = Image.open(tmp_path / "b.png").convert("RGB")
-        assert min(picture.size) > 400
-        assert len(picture.getcolors(1 << 24)) > 30
-    else:
-        assert b"<svg" in first
-        assert len(first) < 500_000
-
-
-def test_plot_refuses(tmp_path: Path) -> None:
-    labels = balanced(100, 2)
-    parts = partition.split(labels, "iid", 2, classes=2)
-    with pytest.raises(UserError, match=r"must end in \.png or \.svg"):
-        partition.plot(labels, parts, 2, tmp_path / "a.gif")
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        partition.plot(labels, parts, 2, tmp_path / "file/a.png")

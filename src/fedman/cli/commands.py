@@ -262,7 +262,7 @@ def show(
     fedman data show --preset cifar100-dir0.3 --plot partition.png
     """
     from fedman.config import overrides, resolve
-    from fedman.data import load, partition
+    from fedman.data import load, partition, partition_picture
 
     settings = resolve(overrides(keys or []), preset)
     data = load(settings.dataset, settings.data_dir)
@@ -270,7 +270,7 @@ def show(
         data, settings.partition, settings.clients, seed=settings.partition_seed, sigma=settings.unbalanced
     )
     if plot is not None:
-        partition.plot(data.y_train, parts, data.classes, plot)
+        partition_picture.draw(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)
     typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
     if plot is not None:

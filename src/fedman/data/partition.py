@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -236,10 +235,3 @@ def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int)
         "smallest": int(sizes.min()),
         "largest": int(sizes.max()),
     }
-
-
-def plot(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path | str) -> Path:
-    """Draw class x client to `path` (.png or .svg), see `fedman.data.partition_picture`."""
-    from fedman.data import partition_picture as picture
-
-    return picture.draw(table(labels, parts, classes), heterogeneity(labels, parts, classes), Path(path))
