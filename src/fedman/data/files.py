@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import struct
 import tarfile
@@ -21,6 +22,9 @@ MAX_MEMBERS = 1000
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """x_train, y_train, x_test, y_test: what each reader returns."""
 
+Content = tuple[str, bytes]
+"""A file's name for errors, and its bytes."""
+
 
 def not_found(spec: Spec, root: Path, names: Iterable[str]) -> UserError:
     """The data set is not there: where was looked, for what, and how to get it."""
@@ -38,20 +42,27 @@ def check_labels(where: str, labels: np.ndarray, classes: int) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_plain(path: Path, limit: int) -> bytes:
-    """All of a regular file, which may have at most `limit` bytes."""
+def check_regular(path: Path) -> os.stat_result:
+    """Refuse folders, pipes and devices."""
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         raise UserError(f"{path}: is not a regular file")
-    if info.st_size > limit:
-        raise UserError(f"{path}: has {info.st_size} bytes, at most {limit} are allowed")
+    return info
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """All of a regular file, which may have at most `limit` bytes."""
+    if not path.exists():
+        raise UserError(f"{path}: is missing")
+    size = check_regular(path).st_size
+    if size > limit:
+        raise UserError(f"{path}: has {size} bytes, at most {limit} are allowed")
     return path.read_bytes()
 
 
 def read_gz(path: Path, limit: int) -> bytes:
     """All that a .gz file unpacks to, which may be at most `limit` bytes."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is not a regular file")
+    check_regular(path)
     try:
         with gzip.open(path) as stream:
             data = stream.read(limit + 1)
@@ -62,22 +73,19 @@ def read_gz(path: Path, limit: int) -> bytes:
     return data
 
 
-def read_folder(folder: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
-    """The named files of a folder, each at most as long as `limits` says."""
-    for name in limits:
-        if not (folder / name).exists():
-            raise UserError(f"{folder / name}: is missing")
-    return {name: read_plain(folder / name, limit) for name, limit in limits.items()}
+def read_folder(folder: Path, limits: Mapping[str, int]) -> list[Content]:
+    """The files of a folder that `limits` names, each at most as long as it says."""
+    return [(str(folder / name), read_plain(folder / name, limit)) for name, limit in limits.items()]
 
 
-def read_tar_gz(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
-    """The named members of a .tar.gz, in one pass, each a plain file at most as long as `limits` says.
+def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Content]:
+    """The same for a folder in a .tar.gz, read in one pass.
 
     Whatever the archive's headers claim, no more is unpacked than those members may hold; the gzip checksum
     at the end is verified.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is not a regular file")
+    check_regular(path)
+    limits = {f"{folder}/{name}": limit for name, limit in limits.items()}
     try:
         with gzip.open(path) as stream:
             bounded = _Bounded(path, stream, sum(limits.values()) + SLACK)
@@ -91,7 +99,7 @@ def read_tar_gz(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
     for name in limits:
         if name not in found:
             raise UserError(f"{path}: has no member {name}")
-    return found
+    return [(f"{path}: {name}", found.pop(name)) for name in limits]
 
 
 def _members(path: Path, stream: _Bounded, limits: Mapping[str, int]) -> dict[str, bytes]:
