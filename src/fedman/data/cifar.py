@@ -30,11 +30,10 @@ class Layout:
         """Records in each file, the test set last."""
         return {**dict.fromkeys(self.train, spec.train // len(self.train)), self.test: spec.test}
 
-    def limit(self, records: int) -> int:
-        """The most bytes a file of so many records may have."""
-        if isinstance(self.labels, int):
-            return records * (PIXELS + self.labels)
-        return records * (PIXELS + NAME_BYTES) + NAME_BYTES * 16
+    def limits(self, spec: Spec) -> dict[str, int]:
+        """The most bytes each file may have."""
+        beside, once = (self.labels, 0) if isinstance(self.labels, int) else (NAME_BYTES, NAME_BYTES * 16)
+        return {name: n * (PIXELS + beside) + once for name, n in self.counts(spec).items()}
 
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -55,15 +54,13 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
     """The first distribution found: an unpacked folder before its archive, `root` itself last."""
     layouts = LAYOUTS[spec.classes]
     for layout in layouts:
-        limits = {name: layout.limit(n) for name, n in layout.counts(spec).items()}
         if (root / layout.folder).is_dir():
-            return _arrays(spec, layout, files.read_folder(root / layout.folder, limits))
+            return _arrays(spec, layout, files.read_folder(root / layout.folder, layout.limits(spec)))
         if (root / layout.archive).exists():
-            return _arrays(spec, layout, files.read_tar_gz(root / layout.archive, layout.folder, limits))
+            return _arrays(spec, layout, files.read_tar_gz(root / layout.archive, layout.folder, layout.limits(spec)))
     for layout in layouts:
-        limits = {name: layout.limit(n) for name, n in layout.counts(spec).items()}
-        if all((root / name).is_file() for name in limits):
-            return _arrays(spec, layout, files.read_folder(root, limits))
+        if all((root / name).is_file() for name in (*layout.train, layout.test)):
+            return _arrays(spec, layout, files.read_folder(root, layout.limits(spec)))
     raise files.not_found(spec, root, [name for x in layouts for name in (f"{x.folder}/", x.archive)])
 
 
