@@ -56,6 +56,14 @@ def huge_pax_header(root: Path) -> None:
         file.write(header.tobuf() + bytes(BOMB))
 
 
+def claimed_size(size: int) -> Build:
+    """An empty member, then one that claims a size."""
+    empty, other = tarfile.TarInfo(f"{TOP}/empty"), tarfile.TarInfo(f"{TOP}/other")
+    other.size = size
+    headers = empty.tobuf() + other.tobuf(tarfile.GNU_FORMAT)
+    return lambda root: (root / TAR).write_bytes(make.gz(headers + bytes(10240)))
+
+
 def long_tail_with_wrong_checksum(root: Path) -> None:
     """Padding behind the archive's end, more than one read of it; then a checksum that does not fit."""
     tar(keep)(root)
@@ -109,7 +117,9 @@ FILES = {
     "member a device": Case(TAR, "not a plain file", tar(drop(TEST), link(tarfile.CHRTYPE, ""))),
     "gzip bomb": Case(TAR, "unpacks to more than", tar(put(f"{TOP}/zeros", bytes(BOMB)))),
     "header bomb": Case(TAR, "unpacks to more than", huge_pax_header),
-    "member bomb": Case(TAR, "at most 24592", tar(put(TRAIN, bytes(BOMB)))),
+    "member bomb": Case(TAR, "unpacks to more than", tar(put(TRAIN, bytes(BOMB)))),
+    "size of 2⁷⁰ claimed": Case(TAR, "damaged tar header", claimed_size(2**70)),
+    "negative size claimed": Case(TAR, "more than 1000 members", claimed_size(-512)),
     "too many members": Case(TAR, "more than 1000 members", many_members),
 }
 

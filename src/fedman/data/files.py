@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import struct
@@ -60,14 +61,14 @@ def read_plain(path: Path, limit: int) -> bytes:
     return path.read_bytes()
 
 
-def read_gz(path: Path, limit: int) -> bytes:
-    """All that a .gz file unpacks to, which may be at most `limit` bytes."""
+def read_gz(path: Path, limit: int, kind: str = "gzip file") -> bytes:
+    """All that a .gz file unpacks to, which may be at most `limit` bytes; its checksum is verified."""
     check_regular(path)
     try:
         with gzip.open(path) as stream:
             data = stream.read(limit + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: is not a whole gzip file ({error})") from error
+        raise UserError(f"{path}: is not a whole {kind} ({error})") from error
     if len(data) > limit:
         raise UserError(f"{path}: unpacks to more than the {limit} bytes allowed")
     return data
@@ -79,20 +80,12 @@ def read_folder(folder: Path, limits: Mapping[str, int]) -> list[Content]:
 
 
 def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Content]:
-    """The same for a folder in a .tar.gz, read in one pass.
-
-    Whatever the archive's headers claim, no more is unpacked than those members may hold; the gzip checksum
-    at the end is verified.
-    """
-    check_regular(path)
+    """The same for a folder in a .tar.gz. Whatever its headers claim, no more is unpacked than these files may hold."""
     limits = {f"{folder}/{name}": limit for name, limit in limits.items()}
+    data = read_gz(path, sum(limits.values()) + SLACK, ".tar.gz archive")
     try:
-        with gzip.open(path) as stream:
-            bounded = _Bounded(path, stream, sum(limits.values()) + SLACK)
-            found = _members(path, bounded, limits)
-            while bounded.read(SLACK):
-                pass
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        found = _members(path, data, limits)
+    except tarfile.TarError as error:
         raise UserError(f"{path}: is not a whole .tar.gz archive ({error})") from error
     except (ValueError, LookupError, ArithmeticError, struct.error) as error:
         raise UserError(f"{path}: has a damaged tar header ({error})") from error
@@ -102,9 +95,9 @@ def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Cont
     return [(f"{path}: {name}", found.pop(name)) for name in limits]
 
 
-def _members(path: Path, stream: _Bounded, limits: Mapping[str, int]) -> dict[str, bytes]:
+def _members(path: Path, data: bytes, limits: Mapping[str, int]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=SLACK) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         for count, member in enumerate(tar):
             name = member.name.removeprefix("./")
             if count >= MAX_MEMBERS:
@@ -121,18 +114,3 @@ def _members(path: Path, stream: _Bounded, limits: Mapping[str, int]) -> dict[st
             assert content is not None
             found[name] = content.read()
     return found
-
-
-class _Bounded:
-    """A stream that ends in an error once more than `limit` bytes have come out of it."""
-
-    def __init__(self, path: Path, stream: gzip.GzipFile, limit: int) -> None:
-        self.path, self.stream, self.limit = path, stream, limit
-        self.left = limit
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise UserError(f"{self.path}: unpacks to more than the {self.limit} bytes allowed")
-        return data
