@@ -35,7 +35,7 @@ def random_images(name: str) -> Dataset:
     (n, side), spec, rng = SHAPES[name], lookup(name), np.random.default_rng(0)
     x = rng.integers(0, 256, (n + 10_000, side, side, 3), dtype=np.uint8)
     y = np.arange(len(x)) % spec.classes
-    return Dataset(name, x[:n], y[:n], x[n:], y[n:], spec.classes, spec.mean, spec.std, augment=True)
+    return Dataset(name, x[:n], y[:n], x[n:], y[n:], spec.classes, spec.mean, spec.std, augment=True, iid=spec.iid)
 
 
 def settings(dataset: str, algorithm: str, runs: int, precision: str) -> list[Config]:

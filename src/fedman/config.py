@@ -5,7 +5,6 @@ Training reads plain attributes of `Config` and does not import pydantic.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_npz, lookup, partition
-from fedman.errors import UserError
+from fedman.errors import UserError, nearest
 from fedman.models import ANY_SHAPE, MODELS, man_variant
 from fedman.training.settings import Training
 
@@ -256,15 +255,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
     return values
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?' or '; there are X, Y, …'."""
-    names = list(names)
-    close = difflib.get_close_matches(word.lower(), names, 1, 0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else ""
 
 
 def shown(value: Any, limit: int = 60) -> str:

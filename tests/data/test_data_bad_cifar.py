@@ -56,6 +56,14 @@ def huge_pax_header(root: Path) -> None:
         file.write(header.tobuf() + bytes(BOMB))
 
 
+def claimed_size(size: int) -> Build:
+    """An empty member, then one that claims a size."""
+    empty, other = tarfile.TarInfo(f"{TOP}/empty"), tarfile.TarInfo(f"{TOP}/other")
+    other.size = size
+    headers = empty.tobuf() + other.tobuf(tarfile.GNU_FORMAT)
+    return lambda root: (root / TAR).write_bytes(make.gz(headers + bytes(10240)))
+
+
 def long_tail_with_wrong_checksum(root: Path) -> None:
     """Padding behind the archive's end, more than one read of it; then a checksum that does not fit."""
     tar(keep)(root)
@@ -109,7 +117,9 @@ FILES = {
     "member a device": Case(TAR, "not a plain file", tar(drop(TEST), link(tarfile.CHRTYPE, ""))),
     "gzip bomb": Case(TAR, "unpacks to more than", tar(put(f"{TOP}/zeros", bytes(BOMB)))),
     "header bomb": Case(TAR, "unpacks to more than", huge_pax_header),
-    "member bomb": Case(TAR, "at most 24592", tar(put(TRAIN, bytes(BOMB)))),
+    "member bomb": Case(TAR, "unpacks to more than", tar(put(TRAIN, bytes(BOMB)))),
+    "size of 2⁷⁰ claimed": Case(TAR, "damaged tar header", claimed_size(2**70)),
+    "negative size claimed": Case(TAR, "more than 1000 members", claimed_size(-512)),
     "too many members": Case(TAR, "more than 1000 members", many_members),
 }
 
@@ -144,6 +154,7 @@ def batch(**changes: object) -> bytes:
 
 GOOD = batch()
 ARRAY_OF_OBJECTS = pickled({"data": np.zeros((8, 3072), np.uint8)}).replace(b"U\x02u1", b"U\x02O8")
+NESTED = b"".join(bytes([*b"q", i, *b"h", i, 0x86]) for i in range(99))  # each tuple holds the one before it twice
 PICKLES = {
     "by INST": ("the opcode INST", b"\x80\x02(U\x04trueios\nsystem\n."),
     "by STACK_GLOBAL": ("the opcode", b"\x80\x04\x8c\x02os\x8c\x06system\x93."),
@@ -151,22 +162,25 @@ PICKLES = {
     "by a persistent id": ("the opcode BINPERSID", b"\x80\x02NQ."),
     "numpy's file reader": ("numpy.memmap", b"\x80\x02cnumpy\nmemmap\nU\x0b/etc/passwd\x85R."),
     "a long strange global": ("the global", b"\x80\x02c" + b"a\r\x1b" * 200 + b"\nx\n."),
-    "a call of ndarray": ("a call other than", b"\x80\x02cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R."),
-    "a call of a string": ("a call other than", b"\x80\x02U\x01a)R."),
-    "an array of objects": ("a call other than", ARRAY_OF_OBJECTS),
-    "a state for a dictionary": ("a state for something", b"\x80\x02}}b."),
-    "a huge memo index": ("not a pickled dictionary", b"\x80\x02Nr\xff\xff\xff\x7f."),
+    "a call of ndarray": ("no 'data' array", b"\x80\x02cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R."),
+    "a call of a string": ("no 'data' array", b"\x80\x02U\x01a)R."),
+    "an array of objects": ("no 'data' array", ARRAY_OF_OBJECTS),
+    "a state for a dictionary": ("no 'data' array", b"\x80\x02}}b."),
+    "a huge memo index": ("no 'data' array", b"\x80\x02Nr\xff\xff\xff\x7f."),
     "a huge string promised": ("not a whole pickle", b"\x80\x02T\xff\xff\xff\x7fabc."),
-    "a huge array promised": ("not a whole pickle", GOOD.replace(b"K\x08J\x00\x0c\x00\x00", b"J\xff\xff\xff\x7fK\x63")),
+    "a huge array promised": ("no 'data' array", GOOD.replace(b"K\x08J\x00\x0c\x00\x00", b"J\xff\xff\xff\x7fK\x63")),
     "cut off": ("not a whole pickle", GOOD[:-9000]),
     "no end": ("not a whole pickle", GOOD[:-1]),
-    "text": ("whole pickle", b"hello"),
+    "text": ("refused", b"hello"),
     "empty": ("not a whole pickle", b""),
-    "nothing on the stack": ("not a whole pickle", b"\x80\x02e."),
-    "a memo that is not there": ("not a whole pickle", b"\x80\x02h\x07."),
-    "a list for a key": ("not a whole pickle", b"\x80\x02}]Ns."),
-    "items for no list": ("not a whole pickle", b"\x80\x02N(Ne."),
-    "a list": ("not a pickled dictionary", pickled([1, 2])),
+    "nothing on the stack": ("no 'data' array", b"\x80\x02e."),
+    "a memo that is not there": ("the opcode BINGET", b"\x80\x02h\x07."),
+    "a list for a key": ("no 'data' array", b"\x80\x02}]Ns."),
+    "items for no list": ("no 'data' array", b"\x80\x02N(Ne."),
+    "a key of many nested tuples": ("the opcode BINGET", b"\x80\x02})" + NESTED + b"Ns."),
+    "a key of deeply nested tuples": ("no 'data' array", b"\x80\x02})" + b"\x85" * 20_000 + b"Ns."),
+    "a reference to a list": ("the opcode BINGET", b"\x80\x02]q\x01h\x01a."),
+    "a list": ("no 'data' array", pickled([1, 2])),
     "no data": ("no 'data' array", batch(data=None)),
     "a list for data": ("no 'data' array", batch(data=[0] * 8)),
     "an image less": ("no 'data' array of 8", batch(data=np.zeros((7, 3072), np.uint8))),

@@ -19,9 +19,10 @@ def test_equals_the_plain_augmentation(size, channels, crop, device):
     drawn = plan(3, 1, [4, 0, 9], [12, 12, 12], 2, 5, device, pad=augment.PAD)
     mean, std = (0.5, 0.4, 0.3)[:channels], (0.2, 0.3, 0.25)[:channels]
     affine = augment.affine(mean, std, torch.float32, device)
+    margin = augment.PAD if crop else None
     for j, padding in ((0, 0), (3, 1), (5, 2)):
         step = torch.tensor([j], device=device)
-        x, y = gather(data, labels, index, drawn.sample, drawn.window, step, affine, crop, padding, torch.float32)
+        x, y = gather(data, labels, index, drawn.sample, drawn.window, step, affine, margin, padding, torch.float32)
         where = index.gather(1, drawn.sample[:, j])
         window = drawn.window[:, :, j] if crop else None
         want = augment.gather(data, where, window, mean, std, torch.float32)

@@ -43,14 +43,16 @@ def show(
     fedman data show --preset cifar100-dir0.3 --plot partition.png
     """
     from fedman.config import overrides, resolve
-    from fedman.data import load, partition
+    from fedman.data import load, partition, partition_picture
     from fedman.paper.presets import find_preset
 
     settings = resolve(overrides(keys or []), find_preset(preset))
     data = load(settings.dataset, settings.data_dir)
-    parts = partition.for_config(settings, data)
+    parts = partition.clients_of(
+        data, settings.partition, settings.clients, seed=settings.partition_seed, sigma=settings.unbalanced
+    )
     if plot is not None:
-        partition.plot(data.y_train, parts, data.classes, plot)
+        partition_picture.draw(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)
     typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
     if plot is not None:

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedman.data.images import holds_images
+
 PAD = 4  # pixels of padding for the random crop, for all data sets of the paper
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
     """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
-    if x.dtype != torch.uint8:
+    if not holds_images(x):
         return x.to(dtype)
     scale, shift = affine(tuple(mean), tuple(std), dtype, x.device)
     return x.to(dtype) * scale - shift

@@ -100,14 +100,15 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
     have = part.stat().st_size if part.exists() else 0
     go_on = f"{part} is kept, run the same command again to go on"
     try:
-        with _open(url, have) as response:
+        response = _open(url, have)
+        if response is None:
+            return
+        with response:
             if response.status != http.client.PARTIAL_CONTENT:
                 have = 0
             length = response.headers.get("Content-Length", "")
             total = have + int(length) if length.isdigit() else 0
             done = _copy(url, response, part, have, total, progress)
-    except _Complete:
-        return
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -122,12 +123,8 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())[:120]
 
 
-class _Complete(Exception):
-    """The server has nothing beyond what is there."""
-
-
-def _open(url: str, have: int) -> http.client.HTTPResponse:
-    """The answer, from byte `have` on if the server can (206) or from the start (200)."""
+def _open(url: str, have: int) -> http.client.HTTPResponse | None:
+    """The answer, from byte `have` on if the server can (206) or from the start (200); None if nothing is left."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedman", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -135,7 +132,7 @@ def _open(url: str, have: int) -> http.client.HTTPResponse:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if have and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise _Complete from error
+            return None
         raise
     start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if response.status == http.client.PARTIAL_CONTENT and (not start or int(start[1]) != have):

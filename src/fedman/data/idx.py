@@ -20,13 +20,7 @@ STEMS = (("train-images", "train-labels"), ("t10k-images", "t10k-labels"))
 
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
     """The four files from the first folder that has any of them (torchvision's layout, or `root` itself)."""
-    folders = [
-        root / spec.folder,
-        (root / spec.folder).parent,
-        root / spec.name / "raw",
-        root / spec.name,
-        root,
-    ]
+    folders = [root / spec.folder, (root / spec.folder).parent, root / spec.name / "raw", root / spec.name, root]
     folder = next((f for f in folders if any(_find(f, s, 3) for s, _ in STEMS)), None)
     if folder is None:
         wanted = ", ".join(f"{images}-idx3-ubyte[.gz], {labels}-idx1-ubyte[.gz]" for images, labels in STEMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tokenize
 import zipfile
 import zlib
@@ -15,6 +16,8 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("x", "y")
 MAX_BYTES = 16 << 30
 TEST_SHARE = 0.2
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+BAD_HEADER = (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -54,27 +57,12 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
     info = archive.getinfo(name)
     with archive.open(info) as file:
         try:
-            version = np.lib.format.read_magic(file)
-            read_header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, fortran, dtype = read_header(file)
-        except (
-            ValueError,
-            KeyError,
-            SyntaxError,
-            TypeError,
-            MemoryError,
-            RecursionError,
-            tokenize.TokenError,
-        ) as error:
+            shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+        except BAD_HEADER as error:
             raise UserError(f"{where} has no valid .npy header ({' '.join(str(error).split())[:80]})") from error
         if dtype.kind not in "biuf":
             raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        size = dtype.itemsize * math.prod(shape)
         if size > MAX_BYTES:
             raise UserError(f"{where} takes {size} bytes, at most {MAX_BYTES} are allowed")
         if file.tell() + size != info.file_size or min(shape, default=0) < 0:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fedman.data.catalog import IidOrder
+from fedman.data.dataset import Dataset
 from fedman.errors import UserError
-
-if TYPE_CHECKING:
-    from fedman.config import Config
-    from fedman.data.dataset import Dataset
 
 STREAM = 14  # keeps these draws apart from other uses of the same seed
 MAX_SIGMA = 10.0
@@ -48,6 +45,11 @@ def parse(spec: str) -> Rule:
     return Rule(kind, *map(float, value))
 
 
+def clients_of(data: Dataset, partition: str, clients: int, *, seed: int = 0, sigma: float = 0.0) -> list[np.ndarray]:
+    """The indices of each client's training samples: `split` for a data set."""
+    return split(data.y_train, partition, clients, classes=data.classes, seed=seed, sigma=sigma, iid=data.iid)
+
+
 def split(
     labels: np.ndarray,
     spec: str,
@@ -56,12 +58,11 @@ def split(
     classes: int,
     seed: int = 0,
     sigma: float = 0.0,
-    dataset: str = "",
+    iid: IidOrder = "shuffled",
 ) -> list[np.ndarray]:
     """The sample indices of each client, int64, ascending.
 
-    `sigma` is the σ of log-normal client sizes (0: all equal). `dataset` matters for `iid` alone, whose
-    meaning the paper's code changes with the data set (`iid_order`).
+    `sigma` is the σ of log-normal client sizes (0: all equal); `iid` the order that the partition `iid` cuts.
     """
     rule = parse(spec)
     labels = np.asarray(labels)
@@ -74,22 +75,9 @@ def split(
     elif rule.kind == "path":
         parts = _pathological(labels, sizes, classes, int(rule.value), rng)
     else:
-        order = iid_order(labels, dataset, rng)
+        order = _iid_order(labels, iid, rng)
         parts = np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
-
-
-def for_config(config: Config, data: Dataset) -> list[np.ndarray]:
-    """The clients of a run: `split` as its configuration says."""
-    return split(
-        data.y_train,
-        config.partition,
-        config.clients,
-        classes=data.classes,
-        seed=config.partition_seed,
-        sigma=config.unbalanced,
-        dataset=data.name,
-    )
 
 
 def _check(labels: np.ndarray, clients: int, classes: int, seed: int, sigma: float) -> None:
@@ -163,20 +151,13 @@ def _cdf(prior: np.ndarray, left: np.ndarray) -> list[list[float]]:
     return (cumulative / cumulative[:, -1:]).tolist()
 
 
-def iid_order(labels: np.ndarray, dataset: str, rng: np.random.Generator) -> np.ndarray:
-    """The order of which iid clients are consecutive blocks.
-
-    CIFAR-100: the first sample of every class, the second of every class, and so on, so that clients are
-    perfectly class-balanced; CIFAR-10: as stored; all others: a random permutation.
-    """
-    if dataset == "cifar100":
+def _iid_order(labels: np.ndarray, order: IidOrder, rng: np.random.Generator) -> np.ndarray:
+    """The order of which iid clients are consecutive blocks."""
+    if order == "balanced":
         pools = _pools(labels, int(labels.max()) + 1)
         rank = np.concatenate([np.arange(len(pool)) for pool in pools])
-        by_class = np.concatenate(pools)
-        return by_class[np.argsort(rank, kind="stable")]
-    if dataset == "cifar10":
-        return np.arange(len(labels))
-    return rng.permutation(len(labels))
+        return np.concatenate(pools)[np.argsort(rank, kind="stable")]
+    return np.arange(len(labels)) if order == "stored" else rng.permutation(len(labels))
 
 
 def _pathological(
@@ -254,10 +235,3 @@ def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int)
         "smallest": int(sizes.min()),
         "largest": int(sizes.max()),
     }
-
-
-def plot(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path | str) -> Path:
-    """Draw class x client to `path` (.png or .svg), see `fedman.data.partition_picture`."""
-    from fedman.data import partition_picture as picture
-
-    return picture.draw(table(labels, parts, classes), heterogeneity(labels, parts, classes), Path(path))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedman.data.dataset import check_labels, check_samples
+from fedman.data.dataset import check_samples
+from fedman.data.images import holds_images, sample_shape
 from fedman.data.npz import read_arrays
 from fedman.errors import UserError
 from fedman.flower.messages import Task
@@ -23,8 +24,7 @@ def count(path: Path) -> int:
 def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
     """Samples and labels, checked to have the run's shape, dtype and classes."""
     x, y = _pictures(path, task) if path.is_dir() else _arrays(path)
-    images = x.dtype == np.uint8
-    shape = (x.shape[-1], *x.shape[1:-1]) if images else x.shape[1:]
+    images, shape = holds_images(x), sample_shape(x)
     if (images, shape) != (task.images, task.shape):
         kinds = {True: "images of bytes", False: "numbers"}
         raise UserError(f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[task.images]} of {task.shape}")
@@ -36,10 +36,7 @@ def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """`x_train` and `y_train`, or `x` and `y`."""
     names, (x, y) = read_arrays(path, ("x_train", "y_train"), ("x", "y"))
-    x, y = check_samples(f"{path}: {names[0]}", x), check_labels(f"{path}: {names[1]}", y)
-    if len(x) != len(y):
-        raise UserError(f"{path}: {names[0]} has {len(x)} samples but {names[1]} has {len(y)} labels")
-    return x, y
+    return check_samples(str(path), (names[0], names[1]), x, y)
 
 
 def _classes(folder: Path) -> dict[int, list[Path]]:

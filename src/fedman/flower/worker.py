@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedman.config import CUSTOM, Config, resolve
-from fedman.data import Dataset, is_npz, load, partition
+from fedman.data import Dataset, is_npz, load
+from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data as own
@@ -86,7 +87,7 @@ def _desk(settings: str, task: str, data: str, data_dir: str, device: str) -> De
     config, wanted = resolve(json.loads(settings)), decode_task(task)
     device = pick_device(device)
     samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
-    parts = [np.arange(len(samples.y_train))] if data else partition.for_config(config, samples)
+    parts = [np.arange(len(samples.y_train))] if data else None
     engine = make_engine(config, samples, on_device(samples, device), None, device, parts)
     return Desk(engine, engine.samples.parts, bool(data))
 
@@ -102,7 +103,7 @@ def _public(config: Config, task: Task, data_dir: str) -> Dataset:
     if SHARED not in os.environ and (name == CUSTOM or is_npz(name)):
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
-    if (data.shape, data.classes, data.x_train.dtype == np.uint8) != (task.shape, task.classes, task.images):
+    if (data.shape, data.classes, holds_images(data.x_train)) != (task.shape, task.classes, task.images):
         raise UserError(f"dataset: {name} here has {data.classes} classes of {data.shape}, the run wants {task}")
     return replace(data, mean=task.mean, std=task.std)
 

@@ -5,8 +5,8 @@ Whatever a preset does not set is the library's default, which is the paper's va
 
 from __future__ import annotations
 
-from fedman.config import Config, Hyper, Preset, nearest
-from fedman.errors import UserError
+from fedman.config import Config, Hyper, Preset
+from fedman.errors import UserError, nearest
 from fedman.runs.grid import Grid, Sweep
 
 ZETA = {"cifar10": 0.15, "cifar100": 0.15, "tiny-imagenet": 0.10}

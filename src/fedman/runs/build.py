@@ -46,7 +46,9 @@ def make_engine(
     `parts` are the clients' samples where they are not the configured partition; `kind` makes another engine.
     """
     if parts is None:
-        parts = partition.for_config(config, data)
+        parts = partition.clients_of(
+            data, config.partition, config.clients, seed=config.partition_seed, sigma=config.unbalanced
+        )
     augment = data.augment if config.augment is None else config.augment
     if augment and not shared.images:
         raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")

@@ -10,7 +10,7 @@ from report_rows import flatness, pair, row, write
 
 import fedman
 from fedman.cli.commands import main
-from fedman.data import partition
+from fedman.data import SPECS, partition
 from fedman.models import build
 from fedman.paper.report import cost, hessian, spectra
 
@@ -266,6 +266,7 @@ def test_partition_pictures_need_no_images():
     shuffled = np.random.default_rng(0).permutation(labels)
     for spec, name in (("dir0.3", "cifar100"), ("dir0.6", "cifar10"), ("iid", "cifar100")):
         counts = [
-            partition.table(y, partition.split(y, spec, 10, classes=20, dataset=name), 20) for y in (labels, shuffled)
+            partition.table(y, partition.split(y, spec, 10, classes=20, iid=SPECS[name].iid), 20)
+            for y in (labels, shuffled)
         ]
         assert (counts[0] == counts[1]).all()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
+from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.paper.flatness.flatness_json import MeasuredRun
 from fedman.runs.build import initial_model
@@ -114,7 +115,9 @@ def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: count or n].sort().values
     place = torch.full((n,), -1)
     place[chosen] = torch.arange(len(chosen))
-    parts = [place[torch.as_tensor(part)] for part in partition.for_config(run.config, data)]
+    c = run.config
+    clients = partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
+    parts = [place[torch.as_tensor(part)] for part in clients]
     return Selection(chosen, [part[part >= 0] for part in parts])
 
 
@@ -122,6 +125,6 @@ def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.
     """The selected samples normalised, on the device."""
     stored = torch.as_tensor(data.x_train)[which.chosen].to(device)
     x = normalise(stored, data.mean, data.std, dtype)
-    x = channels_first(x).contiguous() if stored.dtype == torch.uint8 else x
+    x = channels_first(x).contiguous() if holds_images(stored) else x
     y = torch.as_tensor(data.y_train)[which.chosen].to(device)
     return Samples(x, y, [part.to(device) for part in which.clients])

@@ -84,7 +84,8 @@ def demonstrate(
             for name, block in layer_hessians(model, cross_entropy, seen, dtype=torch.float64):
                 top = float(eigenpairs(block, 1).values[0])
                 path.setdefault(name, []).append((t, norms[name], top))
-        parts = [torch.as_tensor(part[:SAMPLES]) for part in partition.for_config(config, data)]
+        clients = partition.clients_of(data, config.partition, config.clients, seed=config.partition_seed)
+        parts = [torch.as_tensor(part[:SAMPLES]) for part in clients]
         shares = [(x[part], y[part]) for part in parts]
         statements[config.method] = check(model, x[:SAMPLES], y[:SAMPLES], shares)
     return Demonstration(statements, paths)

@@ -27,9 +27,8 @@ def pictures(board: Board) -> list[Picture]:
         labels, classes = _labels(config)
         if labels is not None:
             seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
-            parts = partition.split(
-                labels, name, config["clients"], classes=classes, dataset=config["dataset"], seed=seed, sigma=sigma
-            )
+            iid = SPECS[config["dataset"]].iid if config["dataset"] in SPECS else "shuffled"
+            parts = partition.split(labels, name, config["clients"], classes=classes, iid=iid, seed=seed, sigma=sigma)
             facts = partition.heterogeneity(labels, parts, classes)
             found.append((name, partition.table(labels, parts, classes), facts))
     most = max((int(counts.max()) for _, counts, _ in found), default=0)
@@ -39,9 +38,9 @@ def pictures(board: Board) -> list[Picture]:
 def _labels(config: Mapping[str, Any]) -> tuple[np.ndarray | None, int]:
     name = config["dataset"]
     if name in EVEN:
-        if name == "cifar10" and config["partition"] == "iid":
-            return None, 0  # blocks of the files' own order
         spec = SPECS[name]
+        if config["partition"] == "iid" and spec.iid == "stored":
+            return None, 0  # depends on the order of the labels in the files
         return np.repeat(np.arange(spec.classes), spec.train // spec.classes), spec.classes
     if name == "digits" or is_npz(name):
         try:
