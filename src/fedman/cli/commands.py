@@ -118,11 +118,12 @@ def results(
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
-    from fedman.runs.results import command, keep_flatness
+    from fedman.paper.flatness.flatness_json import copy_compact
+    from fedman.runs.results import command
 
     typer.echo(command(sources, out, replace))
     if flatness is not None:
-        typer.echo(keep_flatness(sources, flatness))
+        typer.echo(copy_compact(sources, flatness))
 
 
 @app.command()
@@ -180,13 +181,15 @@ def flatness(
 
     fedman flatness runs/fedavg runs/fedavg-man --top 200 --density --landscape
     """
+    from fedman.cli.progress import print_table, work_progress
     from fedman.paper.flatness import command
 
     models = command.chosen_models(model)
+    screen = command.Screen(typer.echo, print_table, work_progress)
     if theory:
-        return command.theory(out, seed, typer.echo)
+        return command.theory(out, seed, screen)
     if plot:
-        return command.plot(runs or [], models, out, typer.echo)
+        return command.plot(runs or [], models, out, screen)
     if top is not None and top < 1:
         raise UserError(f"top: {top}; at least 1 eigenvalue is needed")
     nothing = not (top or trace or density or layers or clients or landscape)
@@ -196,7 +199,7 @@ def flatness(
         starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
     )  # fmt: skip
     command.measure(
-        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, say=typer.echo
+        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, screen=screen
     )
 
 

@@ -27,33 +27,6 @@ def command(sources: Sequence[Path], out: Path, replace: bool) -> str:
     return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new"
 
 
-def keep_flatness(sources: Sequence[Path], out: Path) -> str:
-    """Copy what `fedman flatness` measured of these runs to `out`, a compact file a run, and say how many there are."""
-    from fedman.paper.flatness.record import read as measurements
-
-    found = sorted({path for source in sources for path in source.rglob("flatness.json")})
-    if not found:
-        raise UserError(f"{', '.join(map(str, sources))}: no flatness.json here; measure the runs with fedman flatness")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path in found:
-            record = measurements(path.parent)
-            text = json.dumps(record | {"models": _short(record["models"])}, ensure_ascii=False)
-            write_text(out / f"{path.parent.name}.flatness.json", text + "\n")
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: {error.strerror or error}") from None
-    return f"flatness of {len(found)} runs in {out}"
-
-
-def _short(value: Any) -> Any:
-    """Numbers to five digits."""
-    if isinstance(value, dict):
-        return {key: _short(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_short(v) for v in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
 def load(source: Path) -> list[Row]:
     """The runs of a results file, of a run's folder, or of a folder that holds runs."""
     return collect([source]) if source.is_dir() else read(source)

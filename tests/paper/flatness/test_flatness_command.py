@@ -20,7 +20,7 @@ import fedman
 from fedman.cli.commands import main
 from fedman.flatness import Hessian, eigenpairs, filter_normalise
 from fedman.models import MLP
-from fedman.paper.flatness import command, demonstration
+from fedman.paper.flatness import command, theory_demonstration
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_pictures_are_drawn_from_the_file_alone(runs, capsys):
 
 def test_theory(runs, monkeypatch, capsys):
     for name, value in {"ROUNDS": 2, "EVERY": 1, "SAMPLES": 4, "FOLLOWED": 16}.items():
-        monkeypatch.setattr(demonstration, name, value)
+        monkeypatch.setattr(theory_demonstration, name, value)
     flatness("--theory", "--out", "theory")
     out = capsys.readouterr().out
     assert "FAILS" not in out
@@ -312,7 +312,7 @@ def test_too_large_for_the_device(runs, capsys, monkeypatch):
     def run(self):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB")
 
-    monkeypatch.setattr(command.Subject, "run", run)
+    monkeypatch.setattr(command.Measurer, "run", run)
     assert "batch-size: 500 samples at once do not fit" in refused(capsys, "plain", "--device", "cpu")
 
 

@@ -1,4 +1,4 @@
-"""A finished run as a subject of measurement: one of its models on the training samples it has seen."""
+"""Reads finished runs for measurement: their configuration, models and training samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.errors import UserError
+from fedman.paper.flatness.flatness_json import MeasuredRun
 from fedman.runs.build import initial_model
 from fedman.runs.experiment import read_models
 from fedman.runs.folder import LOCAL, RunFolder
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from fedman.config import Config
 
 MODELS = ("all", "sel", "cloud")
-Reading = Callable[[str, int, int], None]  # (what, done, of how much)
+Follow = Callable[[str, int, int], None]  # called with what is done, how much of it, and of how much at most
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What lies in the folder of a finished run."""
+class FinishedRun:
+    """The contents of a finished run's folder."""
 
     folder: Path
     config: Config
@@ -36,16 +37,26 @@ class Finished:
     weights: dict[str, dict[str, Tensor]]  # by name of the model
 
     @property
-    def about(self) -> dict[str, Any]:
-        """What tells this run from others, and all that decided its result."""
-        keys = ("dataset", "partition", "clients", "model", "algorithm", "zeta", "rounds", "seed")
-        config = {key: value for key, value in self.config.flat().items() if key not in LOCAL}
-        return {"method": self.method} | {key: config[key] for key in keys} | {"config": config}
+    def about(self) -> MeasuredRun:
+        """What identifies this run, and the configuration that determined its result."""
+        c = self.config
+        return {
+            "method": self.method,
+            "dataset": c.dataset,
+            "partition": c.partition,
+            "clients": c.clients,
+            "model": c.model,
+            "algorithm": c.algorithm,
+            "zeta": c.zeta,
+            "rounds": c.rounds,
+            "seed": c.seed,
+            "config": {key: value for key, value in c.flat().items() if key not in LOCAL},
+        }
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which training samples are looked at, and which of those are whose."""
+    """The training samples to measure on, and which of them each client holds."""
 
     chosen: Tensor  # [n], indices into the data set in ascending order
     clients: list[Tensor]  # indices into `chosen`
@@ -53,19 +64,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Samples:
-    """Training samples as a model sees them, not augmented, and which of them are whose."""
+    """Training samples as a model sees them, not augmented, and which of them each client holds."""
 
     x: Tensor
     y: Tensor
-    clients: list[Tensor]
-
-    def of(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        """A client's own."""
-        return self.x[client], self.y[client]
+    clients: list[Tensor]  # indices of samples
 
 
-def read_run(folder: Path) -> Finished:
-    """A run's configuration and models; refused if it is not finished or not of this program."""
+def read_run(folder: Path) -> FinishedRun:
+    """A run's configuration and models; an error if it is not finished or not a run of this program."""
     from fedman.config import CUSTOM, read_toml, resolve  # pydantic: only at the edge
 
     files = RunFolder(folder)
@@ -86,17 +93,17 @@ def read_run(folder: Path) -> Finished:
     if not files.model.exists():
         raise UserError(f"{files.model}: no such file; the models of the run are needed")
     try:
-        return Finished(folder, config, method, read_models(files.model))
+        return FinishedRun(folder, config, method, read_models(files.model))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{files.model}: cannot be read ({' '.join(str(error).split())})") from None
 
 
-def read_data(run: Finished, data_dir: Path | None, reading: Reading | None) -> Dataset:
-    """The run's data set, from where the run had it unless told."""
+def read_data(run: FinishedRun, data_dir: Path | None, reading: Follow | None) -> Dataset:
+    """The run's data set, by default from the folder that the run read it from."""
     return load(run.config.dataset, data_dir or run.config.data_dir, reading)
 
 
-def restore(run: Finished, which: str, data: Dataset) -> nn.Module:
+def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
     """The run's model `which` as a module."""
     if which not in MODELS:
         raise UserError(f"model: {which!r} is not one of {', '.join(MODELS)}")
@@ -110,7 +117,7 @@ def restore(run: Finished, which: str, data: Dataset) -> nn.Module:
     return model
 
 
-def select_samples(run: Finished, data: Dataset, count: int | None, seed: int = 0) -> Selection:
+def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int = 0) -> Selection:
     """All training samples, or `count` of them drawn at random."""
     n = len(data.y_train)
     if count is not None and not 1 <= count <= n:
