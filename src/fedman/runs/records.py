@@ -22,6 +22,9 @@ def _scalar(value: object) -> object:
 Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, PlainValidator(_scalar)]]
 """The keys of a configuration that have a value, as `Config.flat` gives them. A number may be infinite."""
 
+LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
+"""Keys that do not decide a run's result."""
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -48,7 +51,7 @@ class RoundRecord(TypedDict):
 
 def _equal_length(curve: Curve) -> Curve:
     if len(curve["round"]) != len(curve["all"]):
-        raise ValueError("round and all must be lists of as many numbers")
+        raise ValueError("must hold as many values in `all` as in `round`")
     return curve
 
 
@@ -95,7 +98,9 @@ ResultRow: TypeAlias = Ending
 """A line of a results file: an ending with its curve; `config` is without `data_dir`."""
 
 
-class _Axes(TypedDict):
+class Axes(TypedDict):
+    """The keys of a configuration by which tables and figures arrange runs."""
+
     dataset: str
     partition: str
     algorithm: str
@@ -103,6 +108,9 @@ class _Axes(TypedDict):
     seed: Count
     rounds: Count
     clients: Count
+    target: NotRequired[Percent]
+    partition_seed: NotRequired[Count]
+    unbalanced: NotRequired[Finite]
 
 
 class _All(TypedDict):
@@ -112,9 +120,24 @@ class _All(TypedDict):
 class _Row(TypedDict):
     """What tables and figures need of a row beyond what every ending has."""
 
-    config: _Axes
+    config: Axes
     accuracy: NotRequired[_All]
     curve: Annotated[Curve, AfterValidator(_equal_length)]
+
+
+def decisive(settings: Settings) -> Settings:
+    """The keys that decide a run's result."""
+    return {key: value for key, value in settings.items() if key not in LOCAL}
+
+
+def axes(row: ResultRow) -> Axes:
+    """The configuration of a row by its main keys, which every row has."""
+    return cast(Axes, row["config"])
+
+
+def differing(one: Settings, other: Settings) -> list[str]:
+    """The keys whose values differ."""
+    return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
 
 
 Record = TypeVar("Record")
@@ -125,11 +148,6 @@ def read(kind: type[Record], text: bytes | str, where: str) -> Record:
     return check(kind, parse(text, where), where)
 
 
-def read_ending(text: bytes | str, where: str) -> Ending:
-    """The contents of `summary.json` or `diverged.json`."""
-    return check_ending(parse(text, where), where)
-
-
 def read_row(text: bytes | str, where: str) -> ResultRow:
     """A line of a results file."""
     return check_row(parse(text, where, "a results file (a JSON object on every line)"), where)
@@ -137,14 +155,8 @@ def read_row(text: bytes | str, where: str) -> ResultRow:
 
 def check_row(value: object, where: str) -> ResultRow:
     """`value` as a line of a results file."""
-    check(_Row, value, where)
-    return check_ending(value, where)
-
-
-def check_ending(value: object, where: str) -> Ending:
-    """`value` as a summary, or as a note of divergence."""
-    diverged = isinstance(value, dict) and "diverged" in value
-    return check(Divergence, value, where) if diverged else check(Summary, value, where)
+    row = check(_Row, value, where)
+    return check(Divergence, row, where) if "diverged" in row else check(Summary, row, where)
 
 
 def check(kind: type[Record], value: object, where: str) -> Record:

@@ -89,7 +89,7 @@ def test_top_and_trace_unless_told(made, runs, capsys):
     for entry in m.values():
         assert entry["samples"] == 72
         assert entry["precision"] == "fp32"
-        assert entry["version"] == fedman.runs.folder.version()
+        assert entry["version"] == fedman.runs.version.version()
         assert {"seconds", "batch_size", "device", "torch"} < set(entry)
     about = json.loads((runs / "man/flatness.json").read_text())["run"]
     asked = tomllib.loads((runs / "man/config.toml").read_text())

@@ -26,7 +26,8 @@ from fedman.paper.flatness.finished_runs import (
 from fedman.paper.flatness.flatness_json import Measurements, TraceMeasurement
 from fedman.paper.flatness.measure import Measurer, Request, check
 from fedman.paper.flatness.theory_demonstration import demonstrate
-from fedman.runs.folder import version, write_json
+from fedman.runs.atomic import write_json
+from fedman.runs.version import version
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
-from fedman.runs.folder import write_text
+from fedman.runs.atomic import write_text
 
 NAME = "flatness.json"
 FORMAT = 1

@@ -17,8 +17,8 @@ from fedman.paper.report.series import Series, method_order, method_title, serie
 from fedman.paper.report.sources import Sources, StepCost
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
-from fedman.runs.folder import version
 from fedman.runs.text_tables import mean_std
+from fedman.runs.version import version
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedman.paper import targets as paper
 from fedman.paper.report.compare import Comparison
 from fedman.paper.report.figure import Picture, colour, finish, panel
 from fedman.paper.report.series import slug
-from fedman.runs.records import Settings
+from fedman.runs.records import Axes, axes
 
 EVEN = ("cifar10", "cifar100", "tiny-imagenet")
 """Data sets with as many training samples of every class. A Dirichlet split draws from pools of a class, so that its
@@ -22,12 +22,12 @@ def pictures(data: Comparison) -> list[Picture]:
     """A figure for each partition of a data set whose labels are known, on one scale."""
     found = []
     for name in data.partitions:
-        config = data.of(name)[0].series.runs[0]["config"]
+        config = axes(data.of(name)[0].series.runs[0])
         labels, classes = _labels(config)
         if labels is not None:
-            seed, sigma = int(config.get("partition_seed", 0)), float(config.get("unbalanced", 0.0))
+            seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
             parts = partition.split(
-                labels, name, int(config["clients"]), classes=classes, dataset=data.dataset, seed=seed, sigma=sigma
+                labels, name, config["clients"], classes=classes, dataset=data.dataset, seed=seed, sigma=sigma
             )
             facts = partition.heterogeneity(labels, parts, classes)
             found.append((name, partition.table(labels, parts, classes), facts["classes"]))
@@ -35,9 +35,9 @@ def pictures(data: Comparison) -> list[Picture]:
     return [_heat_map(data.dataset, name, counts, mean, most) for name, counts, mean in found]
 
 
-def _labels(config: Settings) -> tuple[np.ndarray | None, int]:
+def _labels(config: Axes) -> tuple[np.ndarray | None, int]:
     """The training labels, without the images where every class has as many, and the number of classes."""
-    name = str(config["dataset"])
+    name = config["dataset"]
     if name in EVEN:
         if name == "cifar10" and config["partition"] == "iid":
             return None, 0  # blocks of the files' own order

@@ -16,8 +16,7 @@ from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS
-from fedman.runs.folder import LOCAL
-from fedman.runs.records import ResultRow, Settings
+from fedman.runs.records import LOCAL, ResultRow, Settings, axes
 
 AXES = ("dataset", "partition", "algorithm", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
@@ -80,13 +79,12 @@ class Series(Setting):
     @property
     def target(self) -> float | None:
         """The accuracy for rounds-to-target, in percent."""
-        target = self.runs[0]["config"].get("target")
-        return None if target is None else float(target)
+        return axes(self.runs[0]).get("target")
 
     @property
     def length(self) -> int:
         """T, the number of rounds."""
-        return int(self.runs[0]["config"]["rounds"])
+        return axes(self.runs[0])["rounds"]
 
     @property
     def rounds_to_target(self) -> float:
@@ -132,18 +130,17 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
     differ in precision alone make two series; the one with more seeds, or of the more frequent precision, is the main
     one, and has the runs that diverged, whose precision is not recorded.
     """
-    configs: dict[tuple[object, object], list[Settings]] = {}
+    configs: dict[tuple[str, str], list[Settings]] = {}
     for row in rows:
-        configs.setdefault((row["config"]["dataset"], row["config"]["algorithm"]), []).append(row["config"])
+        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"]), []).append(row["config"])
     usual = {key: _most_frequent(members) for key, members in configs.items()}
     frequency = Counter(map(_precision, rows))
     groups: dict[Setting, dict[str, dict[int, ResultRow]]] = {}
     for row in rows:
-        config = row["config"]
-        changes = _changes(config, usual[config["dataset"], config["algorithm"]] | _papers(config))
-        dataset, partition, algorithm = (str(config[key]) for key in ("dataset", "partition", "algorithm"))
-        setting = Setting(dataset, partition, algorithm, float(config["zeta"]), changes)
-        groups.setdefault(setting, {}).setdefault(_precision(row), {}).setdefault(int(config["seed"]), row)
+        a = axes(row)
+        changes = _changes(row["config"], usual[a["dataset"], a["algorithm"]] | _papers(row["config"]))
+        setting = Setting(a["dataset"], a["partition"], a["algorithm"], a["zeta"], changes)
+        groups.setdefault(setting, {}).setdefault(_precision(row), {}).setdefault(a["seed"], row)
     made = []
     for setting, by_precision in groups.items():
         unknown = by_precision.pop("", {})

@@ -11,6 +11,7 @@ from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.runs import records, results
+from fedman.runs.folder import ROUNDS, SUMMARY, find_ended
 from fedman.runs.records import ResultRow
 
 
@@ -42,14 +43,14 @@ def find(place: Path) -> Sources:
     if not place.exists():
         raise UserError(f"{place}: no such file or folder")
     found = [place] if place.is_file() else sorted(place.rglob("*.jsonl"))
-    parts = [(path, results.read(path)) for path in found if path.name != "rounds.jsonl"]
-    if any(place.rglob("summary.json")) or any(place.rglob("diverged.json")):
+    parts = [(path, results.read(path)) for path in found if path.name != ROUNDS]
+    if find_ended(place):
         parts.append((place, results.collect([place])))
     flatness = [_flatness(path) for path in sorted(place.rglob("*flatness*.json"))]
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
     rows, notes = _without_duplicates(parts)
     if not rows and not flatness:
-        raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs (summary.json) in it")
+        raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
     return Sources(rows, flatness, costs, notes)
 
 
