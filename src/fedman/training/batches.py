@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
 Layout = tuple[int, torch.dtype]
-"""How the stacked kernels want their images: zero padding in pixels, and type (`fedman.kernels.first_stage.prepare`)."""
+"""How the stacked kernels want images: zero padding in pixels, and type (`fedman.kernels.first_stage.prepare`)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Annotated, Any, NotRequired, cast
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text
@@ -41,8 +44,8 @@ class Measurement(TypedDict, total=False):
 class LossMeasurement(Measurement):
     """L and ‖∇L‖ at the model."""
 
-    value: float
-    gradient_norm: float
+    value: Number
+    gradient_norm: Number
 
 
 class TopMeasurement(Measurement):
@@ -50,7 +53,7 @@ class TopMeasurement(Measurement):
 
     ends: str
     tol: float
-    values: list[Number]
+    values: Annotated[list[Number], Field(min_length=1)]
     residuals: list[Number]
     converged: int  # how many of them
 
@@ -58,9 +61,9 @@ class TopMeasurement(Measurement):
 class TraceMeasurement(Measurement):
     """The trace with its standard error and confidence interval; `fedman.flatness.Trace` as JSON."""
 
-    value: float
-    error: float
-    interval: list[float]
+    value: Number
+    error: Number
+    interval: list[Number]
     confidence: float
     probes: int
     converged: bool
@@ -81,10 +84,10 @@ class LayerBlock(TypedDict):
     """One layer's diagonal block; `input_norm` is the mean ‖a‖² of the layer's input a, where it is known."""
 
     parameters: int
-    top: float
-    residual: float
+    top: Number
+    residual: Number
     trace: TraceMeasurement
-    input_norm: float | None
+    input_norm: Number
 
 
 class LayersMeasurement(Measurement):

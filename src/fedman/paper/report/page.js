@@ -1,18 +1,9 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const prefers = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = null;
-  const paint = (printing) => {
-    root.dataset.theme = printing ? "light" : chosen ?? (prefers.matches ? "dark" : "light");
-  };
-  paint(false);
-  prefers.addEventListener("change", () => paint(false));
-  addEventListener("beforeprint", () => paint(true));
-  addEventListener("afterprint", () => paint(false));
   document.getElementById("theme").addEventListener("click", () => {
-    chosen = root.dataset.theme === "dark" ? "light" : "dark";
-    paint(false);
+    const now = root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    root.style.colorScheme = now === "dark" ? "light" : "dark";
   });
 
   // Buttons hide the curves of one algorithm, or all plain ones, or all with MAN, in their group of pictures.
