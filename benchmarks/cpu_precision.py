@@ -10,9 +10,9 @@ import statistics
 import time
 
 import torch
+from fedman.execution.stacked import Stacked
 from torch import Tensor, nn
 
-from fedman.execution.stacked import Stacked
 from fedman.models.convnet import cifar_cnn, small_cnn, tiny_cnn
 from fedman.models.mlp import MLP
 from fedman.models.resnet import ResNet18

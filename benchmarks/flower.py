@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedman.execution.stacked import Stacked
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -39,7 +40,6 @@ from torch.utils.data import DataLoader
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config, resolve
 from fedman.data import Dataset, load
-from fedman.execution.stacked import Stacked
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode

@@ -12,13 +12,13 @@ import statistics
 import time
 
 import torch
+from fedman.execution.stacked import Stacked
+from fedman.training.engine import Engine, Training
 
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
-from fedman.execution.stacked import Stacked
 from fedman.models.convnet import cifar_cnn
 from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training
 
 GIB = 2**30
 

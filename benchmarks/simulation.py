@@ -18,16 +18,16 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedman.execution.stacked import Stacked
+from fedman.training.engine import Engine, Training, Work
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
-from fedman.execution.stacked import Stacked
 from fedman.models.convnet import cifar_cnn
 from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training, Work
 from fedman.training.local_steps import train
 from fedman.training.state import Federation
 from man_cost import naive_man

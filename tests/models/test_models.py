@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedman.errors import UserError
-from fedman.execution.stacked import Stacked
+from fedman.execution.vmapped import Vmapped
 from fedman.models import MODELS, ManVariant, build, man_variant
 from fedman.penalties.man import MEASURES
 
@@ -64,7 +64,7 @@ def test_man_term_of_the_papers_models(name, shape, layers):
         relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
     maps.append(model(x[0]).detach())
     assert [tuple(a.shape[1:]) for a in maps] == layers
-    stacked = Stacked(build(name, shape, 100))
+    stacked = Vmapped(build(name, shape, 100))
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     terms = stacked.man_terms(w, x, y, None)
     torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))

@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedman.errors import TooFew, UserError
+from fedman.execution.executor import Stopped
 from fedman.flower.messages import NODE, REFUSED, ROUND
-from fedman.training.local_steps import Stopped
 
 POLL_INTERVAL = 0.1  # seconds
 QUERY_TIMEOUT = 60.0  # seconds
