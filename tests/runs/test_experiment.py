@@ -251,7 +251,7 @@ def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)
     model = build("tiny_cnn", (3, 64, 64), 5)
-    stacked = Vmapped(model, output=False, layers=man_layers("tiny-code"))
+    stacked = Vmapped(model, output=False, layers=man_layers("tiny_cnn", "tiny-code"))
     x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
     maps = []
     for relu in model.relus:

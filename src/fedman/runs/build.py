@@ -20,8 +20,9 @@ from fedman.execution.choice import choose
 from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
+from fedman.models import man_variant
 from fedman.models.parameters import ParameterLayout, flatten
-from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.penalties.man import MEASURES, Measure
 from fedman.training.batches import Samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
@@ -84,7 +85,7 @@ def build(
         precision,
         chunk,
         output=first.man_logits,
-        layers=man_layers(first.man_variant),
+        layers=man_layers(first.model, first.man_variant),
     )
     executor = Executor(execution, where, stopping or threading.Event())
     one_shape = executor.graphs is not None or len(configs) > 1  # a graph and a stack of runs want draws of one shape
@@ -132,9 +133,7 @@ def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
         return build_model(name, data.shape, data.classes)
 
 
-def man_layers(variant: str) -> dict[str, Measure] | None:
-    """None: the paper's formula (all activations). "tiny-code": the term in the authors' Tiny-ImageNet code, which
-    misses the third convolution and adds the batch variance of the second linear layer."""
-    if variant == "formula":
-        return None
-    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": mean_square_and_variance}
+def man_layers(model: str, variant: str) -> dict[str, Measure] | None:
+    """The layers of a variant of the MAN term, as `ActivationNorm` takes them; None: all activations."""
+    layers = man_variant(model, variant).layers
+    return {name: MEASURES[measure] for name, measure in layers.items()} if layers is not None else None
