@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_records import GOOD
+from run_records import ROW
 
 import fedman
 from fedman.errors import UserError
@@ -36,7 +36,7 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     assert curve["round"][-1] == 250
 
 
-@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(GOOD)[:-2]])
+@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(ROW)[:-2]])
 def test_files_that_are_no_results(tmp_path, text):
     path = tmp_path / "r.jsonl"
     path.write_text(text)
@@ -54,7 +54,7 @@ def test_diverged_runs_are_results_too(tmp_path):
 
 def test_a_row_that_is_read_is_what_was_written(tmp_path):
     """Unknown fields, the order of keys and the bits of the numbers included; not a number equals itself."""
-    row = GOOD | {"later": {"version": [1, None]}}
+    row = ROW | {"later": {"version": [1, None]}}
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(row) + "\n")
     (kept,) = results.join([("a", results.read(path)), ("b", results.read(path))])
