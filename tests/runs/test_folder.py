@@ -3,16 +3,13 @@
 import json
 
 import pytest
+from run_records import RECORD, SUMMARY
 
 import fedman
 from fedman.errors import UserError
 from fedman.runs.folder import RunFolder, find_ended
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20}
-RECORD = {
-    "round": 1, "cohort": [0], "quarantined": [], "lr": 0.1, "loss": 1.0, "man": {"0": 1.0},
-    "accuracy": {"all": 50.0}, "test_loss": {"all": float("inf")}, "seconds": 0.1,
-}  # fmt: skip
 
 
 def test_records_that_cannot_be_written(tmp_path):
@@ -86,12 +83,7 @@ def unfinished(tmp_path):
 
 @pytest.fixture
 def finished(unfinished):
-    summary = {
-        "method": "FedAvg", "config": {"seed": 0, "clip": float("inf"), "data_dir": "here"}, "accuracy": {"cloud": 1.0},
-        "test_loss": {}, "rounds_to_target": None, "seconds": 1.0, "device": "cpu", "precision": "fp32",
-        "version": "0", "torch": "2",
-    }  # fmt: skip
-    unfinished.write_ending(summary)
+    unfinished.write_ending(SUMMARY)
     return unfinished
 
 
@@ -155,8 +147,8 @@ def test_endings_that_are_none(tmp_path, file, text, message):
     [
         ("seconds", 1e308),
         ("seconds", "1"),
-        ("accuracy", {"cloud": 1e308}),
-        ("accuracy", {"cloud": float("nan")}),
+        ("accuracy", {"all": 1e308}),
+        ("accuracy", {"all": float("nan")}),
         ("rounds_to_target", 1.5),
         ("device", None),
     ],
@@ -168,8 +160,8 @@ def test_summaries_with_a_wrong_field(finished, key, value):
 
 
 def test_a_finished_run_is_told_from_one_of_another_configuration(finished):
-    same = {"seed": 0, "clip": float("inf"), "data_dir": "elsewhere"}
-    assert finished.finished(same) == finished.ending()
+    same = SUMMARY["config"] | {"data_dir": "elsewhere"}
+    assert finished.finished(same)["method"] == "FedAvg"
     with pytest.raises(UserError, match="holds a run of another configuration; lr, seed differ"):
         finished.finished(same | {"seed": 1, "lr": 0.1})
 

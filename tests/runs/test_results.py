@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from run_records import ROW
 
 import fedman
 from fedman.errors import UserError
@@ -35,50 +36,7 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     assert curve["round"][-1] == 250
 
 
-GOOD = {
-    "method": "FedAvg",
-    "config": {
-        "dataset": "d", "partition": "iid", "algorithm": "fedavg", "zeta": 0, "seed": 0, "rounds": 2, "clients": 3,
-    },
-    "accuracy": {"all": 50.0},
-    "test_loss": {"all": float("nan")},
-    "rounds_to_target": None,
-    "seconds": 1.0,
-    "device": "cpu",
-    "precision": "fp32",
-    "version": "0",
-    "torch": "2",
-    "curve": {"round": [1, 2], "all": [40.0, 50.0]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config": None}, "config should be a JSON object, not None"),
-        ({"config": {"dataset": "d"}}, "config.partition is missing"),
-        ({"config": GOOD["config"] | {"zeta": "much"}}, "config.zeta should be a valid number, not 'much'"),
-        ({"accuracy": {}}, "accuracy.all is missing"),
-        ({"accuracy": {"all": 1e308}}, "accuracy.all should be less than or equal to 100"),
-        ({"seconds": 1e308}, "seconds should be less"),
-        ({"accuracy": {"all": float("nan")}}, "accuracy.all"),
-        ({"accuracy": {"all": True}}, "accuracy.all"),
-        ({"rounds_to_target": "soon"}, "rounds_to_target"),
-        ({"curve": {"round": [1], "all": [40.0, 50.0]}}, "curve must hold as many"),
-        ({"curve": {"round": [1, 2], "all": [40.0, "x"]}}, "curve.all.1 should be a valid number"),
-        ({"curve": {"round": [1, 10**400], "all": [40.0, 50.0]}}, "curve.round.1 should be less"),
-        ({"curve": []}, "curve should be a JSON object"),
-        ({"device": "\ud800"}, "not a results file"),
-    ],
-)
-def test_rows_that_are_no_results(tmp_path, change, message):
-    path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
-    with pytest.raises(UserError, match=rf"r.jsonl: line 2: .*{message}"):
-        results.read(path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(GOOD)[:-2]])
+@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(ROW)[:-2]])
 def test_files_that_are_no_results(tmp_path, text):
     path = tmp_path / "r.jsonl"
     path.write_text(text)
@@ -96,7 +54,7 @@ def test_diverged_runs_are_results_too(tmp_path):
 
 def test_a_row_that_is_read_is_what_was_written(tmp_path):
     """Unknown fields, the order of keys and the bits of the numbers included; not a number equals itself."""
-    row = GOOD | {"later": {"version": [1, None]}}
+    row = ROW | {"later": {"version": [1, None]}}
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(row) + "\n")
     (kept,) = results.join([("a", results.read(path)), ("b", results.read(path))])
