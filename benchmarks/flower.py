@@ -47,7 +47,7 @@ from fedman.flower.service import Service
 from fedman.flower.simulation import simulate
 from fedman.models import cifar_cnn
 from fedman.runs import experiment
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 
@@ -133,7 +133,7 @@ def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
         words = f"dataset=digits clients=2 participation=1 epochs=1 rounds={rounds} algorithm=feddc wait=300"
         run = net.run(root / "app", f'settings="{words}" out="{root}/out"', timeout=1200)
         assert run.completed, run.details
-    return [record["seconds"] for record in read_rounds(root / "out" / "rounds.jsonl")[1:]]
+    return [record["seconds"] for record in RunFolder(root / "out").read_rounds()[1:]]
 
 
 def wire(records: RecordDict) -> int:

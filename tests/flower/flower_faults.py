@@ -28,8 +28,7 @@ from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.flower.app import new_project
 from fedman.runs.build import make_engine, on_device
-from fedman.runs.experiment import read_models
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 CLIENTS, LIAR, ROUNDS = 4, 3, 3
 LIMIT = 300.0  # seconds, for any trial
@@ -79,7 +78,7 @@ class Stage:
     def until_round(self, out: Path, rounds: int) -> None:
         """Wait until a run has finished so many rounds."""
         end = time.monotonic() + LIMIT
-        while len(read_rounds(out / "rounds.jsonl")) < rounds:
+        while len(RunFolder(out).read_rounds()) < rounds:
             if time.monotonic() > end:
                 raise TimeLimit(f"{self.trial.name}: no round {rounds} in {LIMIT:.0f} s{self.deployment.logs()}")
             time.sleep(0.1)
@@ -186,8 +185,8 @@ def verdict(trial: Trial, out: Path) -> tuple[bool, str]:
     if (out / "failed.json").exists():
         failed = json.loads((out / "failed.json").read_text())
         return failed["exit"] == trial.exit, f"exit {failed['exit']}: {failed['reason'][:60]}…"
-    theta = read_models(out / "model.safetensors")["cloud"]
-    refused = sorted({int(k) for record in read_rounds(out / "rounds.jsonl") for k in record["refused"]})
+    theta = RunFolder(out).read_models()["cloud"]
+    refused = sorted({int(k) for record in RunFolder(out).read_rounds() for k in record["refused"]})
     same = all(torch.equal(theta[name], v) for name, v in simulated(trial.clients).items())
     who = f"without {', '.join(map(str, refused))}" if refused else "of all clients"
     good = same and trial.exit == 0 and set(refused).isdisjoint(trial.clients)

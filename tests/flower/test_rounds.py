@@ -16,7 +16,7 @@ from fedman.flower.server import serve
 from fedman.flower.service import Service
 from fedman.runs import experiment
 from fedman.runs.build import make_engine, on_device
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 KEYS = {
     "dataset": "digits", "clients": 5, "participation": 0.6, "unbalanced": 0.5, "rounds": 3, "epochs": 1,
@@ -153,7 +153,7 @@ def test_too_few_good_replies_end_the_run_and_a_resume_ends_it_well(tmp_path):
         TooFew, match=r"round 3: 0 good replies from a cohort of \d, \d are needed, after 2 attempts; client"
     ):
         play(config, tmp_path, grid)
-    assert len(read_rounds(tmp_path / "rounds.jsonl")) == 2
+    assert len(RunFolder(tmp_path).read_rounds()) == 2
     again = play(config, tmp_path, resume=True)
     assert same(again, experiment.run(config, device="cpu"))
     assert [r["round"] for r in again.rounds] == [1, 2, 3]

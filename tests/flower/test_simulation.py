@@ -15,6 +15,7 @@ import torch
 from fedman.cli.commands import main
 from fedman.config import overrides, resolve
 from fedman.runs import experiment
+from fedman.runs.folder import RunFolder
 
 pytestmark = pytest.mark.xdist_group("deployment")
 FEDMAN = Path(sys.executable).parent / "fedman"
@@ -36,7 +37,7 @@ def simulate(*words, out):
 
 
 def same(folder, result):
-    there = experiment.read_models(folder / "model.safetensors")
+    there = RunFolder(folder).read_models()
     return all(torch.equal(there[m][k], v) for m, model in result.models.items() for k, v in model.items())
 
 

@@ -16,7 +16,7 @@ from deployment import BIN, SOURCE, Deployment, end_all, free_port
 
 from fedman.errors import UserError
 from fedman.flower.certificates import main, make
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower-tls.md"
 
@@ -158,6 +158,6 @@ def test_the_page_runs_as_printed(tmp_path):
     finally:
         end_all(f"FLWR_HOME={home}")
     assert done.returncode == 0, done.stdout + done.stderr
-    records = read_rounds(tmp_path / "out" / "rounds.jsonl")
+    records = RunFolder(tmp_path / "out").read_rounds()
     assert [record["refused"] for record in records] == [{}, {}], done.stdout + done.stderr
     assert stat.S_IMODE((tmp_path / "keys" / "north").stat().st_mode) == 0o600

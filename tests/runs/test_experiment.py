@@ -18,13 +18,13 @@ import fedman.data
 from faults.runs import fingerprint
 from federations import SMALL
 from fedman.algorithms import ALGORITHMS
-from fedman.runs.build import man_layers
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
-from fedman.models import MLP, build
-from fedman.runs.folder import read_rounds
 from fedman.execution.device import pick_precision
 from fedman.execution.stacked import Stacked
+from fedman.models import MLP, build
+from fedman.runs.build import man_layers
+from fedman.runs.folder import RunFolder
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 
@@ -84,7 +84,7 @@ def test_what_a_run_writes(tmp_path):
         "version",
     } <= summary.keys()
     assert set(summary["accuracy"]) == {"all", "sel", "cloud"}
-    records = read_rounds(tmp_path / "rounds.jsonl")
+    records = RunFolder(tmp_path).read_rounds()
     assert records == result.rounds
     assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
     assert [set(r["accuracy"]) == {"all"} for r in records] == [True, False, True, False, False]
@@ -136,7 +136,7 @@ def start(out, *words):
 
 
 def wait_for_rounds(process, out, rounds):
-    while len(read_rounds(out / "rounds.jsonl")) < rounds:
+    while len(RunFolder(out).read_rounds()) < rounds:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 

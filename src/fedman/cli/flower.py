@@ -45,7 +45,7 @@ def simulate(
     from fedman.config import resolve
     from fedman.flower.service import FILE, split
 
-    values, service = split(given_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
+    values, service = split(given_keys(keys, preset, config, out, resume, (FILE,)))
     settings = resolve(values, preset)
     out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
 

@@ -11,6 +11,7 @@ from fedman.errors import UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
+    from fedman.runs.records import Summary
 
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
 PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
@@ -26,29 +27,33 @@ def given_keys(
     config: Path | None,
     out: Path | None,
     resume: bool,
-    files: tuple[str, ...] = ("config.toml",),
+    files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The keys of the file and of the command line; those of the run to go on with, where none are given."""
+    """The keys of the file and of the command line; if there are none, those of the run in `out` and of its `files`."""
     from fedman.config import overrides, read_toml
 
     given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        given = {key: value for name in files for key, value in read_toml(out / name).items()}
+        from fedman.runs.folder import RunFolder
+
+        given = RunFolder(out).read_config()
+        for name in files:
+            given |= read_toml(out / name)
     return given
 
 
 def run_folder(out: Path, resume: bool) -> Path:
     """A folder that is the run's own."""
-    from fedman.runs.folder import refuse_used
+    from fedman.runs.folder import RunFolder
 
     if not resume:
-        refuse_used(out)
+        RunFolder(out).refuse_used()
     return out
 
 
-def tell(config: Config, summary: dict[str, Any], out: Path) -> None:
+def tell(config: Config, summary: Summary, out: Path) -> None:
     """The result of a run in two lines."""
     accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
     reached = summary["rounds_to_target"] or f"{config.rounds}+"

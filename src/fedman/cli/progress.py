@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -19,10 +19,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from fedman.runs.records import RoundRecord
+
 EVERY = 10.0  # seconds between plain lines
 
 
-def described(record: dict[str, Any]) -> str:
+def described(record: RoundRecord) -> str:
     """The figures of a round in a few words."""
     accuracy = f"{record['accuracy']['all']:.2f} %" if "all" in record["accuracy"] else ""
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
@@ -30,7 +33,7 @@ def described(record: dict[str, Any]) -> str:
 
 
 @contextmanager
-def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+def run_progress(title: str, rounds: int) -> Iterator[Callable[[RoundRecord], None]]:
     """Follows one run."""
     with sweep_progress({0: (rounds, rounds)}, 1) as on_cell:
         yield on_cell(0, title)
@@ -39,7 +42,7 @@ def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]],
 @contextmanager
 def sweep_progress(
     work: Mapping[int, tuple[int, float]], total: int
-) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
+) -> Iterator[Callable[[int, str], Callable[[RoundRecord], None]]]:
     """Follows the runs that are left of `total`, given by number as (rounds, cost): call it with number and name.
 
     The time left is that of the work done since the first round, which has kernels to compile and graphs to capture,
@@ -56,11 +59,11 @@ def sweep_progress(
     said = fresh = 0.0
     played = dict.fromkeys(work, 0)
 
-    def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
+    def on_cell(i: int, name: str) -> Callable[[RoundRecord], None]:
         number = f"[{i + 1}/{total}] " if total > 1 else ""
         rounds, cost = work[i]
 
-        def advance(record: dict[str, Any]) -> None:
+        def advance(record: RoundRecord) -> None:
             nonlocal began, said, fresh
             now, last = time.monotonic(), record["round"] == rounds
             figures = f"round {record['round']}/{rounds} {described(record)}"

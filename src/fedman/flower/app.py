@@ -14,7 +14,9 @@ from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.service import FILE, split
-from fedman.runs.folder import refuse_used, write_json
+from fedman.runs.atomic import write_json
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import RoundRecord
 
 CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
 PROJECT = Path(__file__).parent / "project"
@@ -34,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         values, service = split(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, str(given["preset"]) or None)
         if not given["resume"]:
-            refuse_used(out)
+            RunFolder(out).refuse_used()
         serve(grid, config, service, out=out, resume=bool(given["resume"]), progress=_say, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = CODES.get(type(error), 0), str(error)
@@ -51,10 +53,10 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
         given = overrides(shlex.split(settings))
     except ValueError as error:
         raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
-    return {**given} if given or not resume else {**read_toml(out / "config.toml"), **read_toml(out / FILE)}
+    return {**given} if given or not resume else {**RunFolder(out).read_config(), **read_toml(out / FILE)}
 
 
-def _say(record: dict[str, object]) -> None:
+def _say(record: RoundRecord) -> None:
     print(f"round {record['round']}: {described(record)}", flush=True)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedman.errors import UserError
-from fedman.runs.folder import write_whole
+from fedman.runs.atomic import write_whole
 
 KEEP = 4  # the server goes back two checkpoints at most
 

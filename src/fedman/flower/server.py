@@ -33,7 +33,8 @@ from fedman.flower.screen import Expected, Refused, digest, distance, outliers, 
 from fedman.flower.service import Service, keep
 from fedman.runs.build import make_engine, on_device
 from fedman.runs.experiment import Progress, Result, Run, drive, finished_result
-from fedman.runs.folder import LOCAL, RunFolder
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
 from fedman.training.engine import End, Engine, Outcome, Work
 from fedman.training.local_steps import Job, Stopped
@@ -86,7 +87,7 @@ class Remote(Engine):
     def connect(self, grid: Grid, config: Config, data: Dataset, service: Service) -> None:
         """Tell the engine where its clients are and what they are told."""
         self.grid, self.service, self.keeps_all = grid, service, service.keep_last
-        flat = {k: v for k, v in config.flat().items() if k not in LOCAL}
+        flat = decisive(config.flat())
         if service.sizes is not None or is_npz(config.dataset):
             flat["dataset"] = CUSTOM  # a file here is none of the clients' business
         self.settings = encode(flat)

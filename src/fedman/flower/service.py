@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedman.config import read_toml, shown
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
-from fedman.runs.folder import to_toml, write_text
+from fedman.runs.atomic import write_toml
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 
@@ -57,7 +57,7 @@ def keep(folder: Path, service: Service, resume: bool) -> None:
         changed = [key for key in LASTING if getattr(before, key) != getattr(service, key)]
         if changed:
             raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
-    write_text(folder / FILE, to_toml(values))
+    write_toml(folder / FILE, values)
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], Service]:

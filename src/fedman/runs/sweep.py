@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedman.runs import experiment
 from fedman.algorithms import ALGORITHMS
-from fedman.runs.build import stackable
 from fedman.config import Config
 from fedman.data import Dataset
 from fedman.errors import Diverged
-from fedman.runs.grid import Cell, cells
-from fedman.paper.presets import SWEEPS
-from fedman.runs.folder import finished, write_text
 from fedman.execution.device import pick_device
+from fedman.paper.presets import SWEEPS
+from fedman.runs import experiment
+from fedman.runs.atomic import write_text
+from fedman.runs.build import stackable
+from fedman.runs.folder import RunFolder
+from fedman.runs.grid import Cell, cells
 from fedman.runs.text_tables import markdown, mean_std
 
 CLIENTS = 90  # in one chunk: more no longer make a client cheaper
@@ -27,8 +28,8 @@ def command(
     given: Mapping[str, Any], preset: str | None, out: Path | None, device: str, say: Callable[[str], object]
 ) -> None:
     """`fedman sweep`: run what is left of a grid and print its table."""
-    from fedman.data import load
     from fedman.cli.progress import data_progress, print_table, sweep_progress
+    from fedman.data import load
 
     grid = cells(given, preset)
     out = out or Path("runs") / (preset if preset in SWEEPS else "sweep")
@@ -46,7 +47,7 @@ def command(
 
 def unfinished(grid: list[Cell], out: Path) -> list[int]:
     """Which cells there is work left for."""
-    return [i for i, cell in enumerate(grid) if finished(out / cell.name, cell.config.flat()) is None]
+    return [i for i, cell in enumerate(grid) if RunFolder(out / cell.name).finished(cell.config.flat()) is None]
 
 
 def run(
@@ -58,7 +59,7 @@ def run(
     warn: Callable[[str], object] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Run what is not done yet, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
-    rows = [finished(out / cell.name, cell.config.flat()) for cell in grid]
+    rows = [RunFolder(out / cell.name).finished(cell.config.flat()) for cell in grid]
     left = [i for i, row in enumerate(rows) if row is None]
     for group in groups([grid[i].config for i in left], pick_device(device)):
         members = [left[i] for i in group]
@@ -74,7 +75,7 @@ def run(
         for i, result in zip(members, results, strict=True):
             if isinstance(result, Diverged):
                 warn(f"{grid[i].name}: {result}")
-                rows[i] = {"diverged": str(result)}
+                rows[i] = RunFolder(out / grid[i].name).ending()
             else:
                 rows[i] = result.summary
     return [{**row, "cell": cell} for row, cell in zip(rows, grid, strict=True) if row is not None]

@@ -16,7 +16,7 @@ def row(accuracy, *, dataset="cifar100", rounds_to_target=None, precision="bf16"
         "curve": {"round": rounds, "all": [round(accuracy * t / rounds[-1], 2) for t in rounds]},
     }  # fmt: skip
     if math.isnan(accuracy):
-        return made | {"diverged": "round 3: not finite", "curve": {"round": [], "all": []}}
+        return made | {"diverged": "round 3: not finite", "round": 3, "curve": {"round": [], "all": []}}
     return made | {"accuracy": {"all": accuracy, "sel": accuracy, "cloud": accuracy}, "test_loss": {"all": 2.0}}
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.errors import UserError
 from fedman.paper.flatness.flatness_json import MeasuredRun
 from fedman.runs.build import initial_model
-from fedman.runs.experiment import read_models
-from fedman.runs.folder import LOCAL, RunFolder
-
-if TYPE_CHECKING:
-    from fedman.config import Config
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import decisive
 
 MODELS = ("all", "sel", "cloud")
 Follow = Callable[[str, int, int], None]  # called with what is done, how much of it, and of how much at most
@@ -50,7 +45,7 @@ class FinishedRun:
             "zeta": c.zeta,
             "rounds": c.rounds,
             "seed": c.seed,
-            "config": {key: value for key, value in c.flat().items() if key not in LOCAL},
+            "config": decisive(c.flat()),
         }
 
 
@@ -73,29 +68,18 @@ class Samples:
 
 def read_run(folder: Path) -> FinishedRun:
     """A run's configuration and models; an error if it is not finished or not a run of this program."""
-    from fedman.config import CUSTOM, read_toml, resolve  # pydantic: only at the edge
-
     files = RunFolder(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the folder of a finished run")
     if not files.config.exists():
-        raise UserError(f"{folder}: not a run's folder (no config.toml)")
-    config = resolve(read_toml(files.config))
+        raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
+    config = resolve(files.read_config())
     if not files.summary.exists():
         state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
-        raise UserError(f"{folder}: this run is {state} (no summary.json)")
+        raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
-    try:
-        method = str(json.loads(files.summary.read_bytes())["method"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{files.summary}: not a summary of this program") from None
-    if not files.model.exists():
-        raise UserError(f"{files.model}: no such file; the models of the run are needed")
-    try:
-        return FinishedRun(folder, config, method, read_models(files.model))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{files.model}: cannot be read ({' '.join(str(error).split())})") from None
+    return FinishedRun(folder, config, files.read_summary()["method"], files.read_models())
 
 
 def read_data(run: FinishedRun, data_dir: Path | None, reading: Follow | None) -> Dataset:

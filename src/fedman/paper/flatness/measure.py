@@ -32,7 +32,7 @@ from fedman.paper.flatness.flatness_json import (
     TopMeasurement,
     TraceMeasurement,
 )
-from fedman.runs.folder import version
+from fedman.runs.version import version
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}

@@ -14,7 +14,7 @@ def command(place: Path, out: Path) -> str:
     from fedman.paper.report.figure import styled
     from fedman.paper.report.page import compose, render
     from fedman.paper.report.sources import find
-    from fedman.runs.folder import write_text
+    from fedman.runs.atomic import write_text
 
     found = find(place)
     with styled():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedman.data import SPECS
 from fedman.models import build
 from fedman.paper.report.series import Series
-from fedman.paper.report.tables import NOTHING, Table
+from fedman.paper.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def runs(everything: Sequence[Series]) -> Table | None:
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for s in everything:
         for run in s.runs:
-            if not s.variant and isinstance(run.get("seconds"), int | float):
+            if not s.variant and "diverged" not in run:
                 beside = f", {run['stacked']} stacked" if run.get("stacked") else ""
-                key = s.dataset, s.method, f"{run.get('device', NOTHING)}{beside}", str(run.get("precision", NOTHING))
+                key = s.dataset, s.method, f"{run['device']}{beside}", run["precision"]
                 groups.setdefault(key, []).append(run["seconds"])
     rows = [[*key, f"{sum(v) / len(v):.1f}", str(len(v))] for key, v in groups.items()]
     header = ["data", "method", "device", "precision", "s a run", "runs"]

@@ -19,7 +19,7 @@ from fedman.paper.report.figure import Picture
 from fedman.paper.report.series import Series, method_order, method_title, series
 from fedman.paper.report.sources import Sources
 from fedman.paper.report.tables import Table
-from fedman.runs.folder import version
+from fedman.runs.version import version
 
 
 @dataclass(frozen=True)

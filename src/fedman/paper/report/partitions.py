@@ -12,6 +12,7 @@ from fedman.errors import UserError
 from fedman.paper.report.compare import Board
 from fedman.paper.report.curves import partition as draw
 from fedman.paper.report.figure import Picture
+from fedman.runs.records import axes
 
 EVEN = ("cifar10", "cifar100", "tiny-imagenet")
 """Data sets with as many training samples of every class. A Dirichlet split draws from pools of a class, so that its
@@ -22,12 +23,12 @@ def pictures(board: Board) -> list[Picture]:
     """A picture for each partition of a board whose labels are known, on one scale."""
     found = []
     for name in board.partitions:
-        config = board.of(name)[0].series.runs[0]["config"]
+        config = axes(board.of(name)[0].series.runs[0])
         labels, classes = _labels(config)
         if labels is not None:
-            options = {"seed": config.get("partition_seed", 0), "sigma": config.get("unbalanced", 0.0)}
+            seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
             parts = partition.split(
-                labels, name, config["clients"], classes=classes, dataset=config["dataset"], **options
+                labels, name, config["clients"], classes=classes, dataset=config["dataset"], seed=seed, sigma=sigma
             )
             facts = partition.heterogeneity(labels, parts, classes)
             found.append((name, partition.table(labels, parts, classes), facts))

@@ -17,8 +17,7 @@ from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS
-from fedman.runs.folder import LOCAL
-from fedman.runs.results import Row
+from fedman.runs.records import LOCAL, ResultRow, axes
 
 AXES = ("dataset", "partition", "algorithm", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
@@ -69,7 +68,7 @@ class Setting:
 class Series(Setting):
     """The runs of one setting, a seed each."""
 
-    runs: list[Row] = field(repr=False)
+    runs: list[ResultRow] = field(repr=False)
 
     @cached_property
     def accuracies(self) -> list[float]:
@@ -90,22 +89,22 @@ class Series(Setting):
     @property
     def target(self) -> float | None:
         """The accuracy for rounds-to-target, in percent."""
-        return self.runs[0]["config"].get("target")
+        return axes(self.runs[0]).get("target")
 
     @property
     def length(self) -> int:
         """T, the number of rounds."""
-        return int(self.runs[0]["config"]["rounds"])
+        return axes(self.runs[0])["rounds"]
 
     @property
     def rounds_to_target(self) -> float:
         """The median over seeds of the first round at the target; inf where most seeds never get there."""
-        return statistics.median(run.get("rounds_to_target") or math.inf for run in self.runs)
+        return statistics.median(("diverged" not in run and run["rounds_to_target"]) or math.inf for run in self.runs)
 
     @property
     def seconds(self) -> float | None:
         """The mean time of a run."""
-        spent = [run["seconds"] for run in self.runs if isinstance(run.get("seconds"), int | float)]
+        spent = [run["seconds"] for run in self.runs if "diverged" not in run]
         return statistics.fmean(spent) if spent else None
 
     @cached_property
@@ -136,7 +135,7 @@ def method_order(algorithm: str) -> int:
     return names.index(algorithm) if algorithm in names else len(names)
 
 
-def series(rows: Iterable[Row]) -> list[Series]:
+def series(rows: Iterable[ResultRow]) -> list[Series]:
     """All series of these runs, in the paper's order.
 
     Runs that differ in precision alone make two series; the one with more seeds, or of the commoner precision, is the
@@ -144,11 +143,11 @@ def series(rows: Iterable[Row]) -> list[Series]:
     """
     rows = list(rows)
     usual, common = _usual(rows), Counter(str(row.get("precision", "")) for row in rows)
-    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    groups: dict[tuple[Any, ...], dict[str, dict[int, ResultRow]]] = {}
     for row in rows:
         config = row["config"]
         key = *(config[k] for k in ("dataset", "partition", "algorithm", "zeta")), _variant(config, usual(config))
-        groups.setdefault(key, {}).setdefault(str(row.get("precision", "")), {}).setdefault(config["seed"], row)
+        groups.setdefault(key, {}).setdefault(str(row.get("precision", "")), {}).setdefault(axes(row)["seed"], row)
     made = []
     for (dataset, partition, algorithm, zeta, variant), by_precision in groups.items():
         main = max(by_precision, key=lambda p: (len(by_precision[p]), common[p], p))
@@ -172,7 +171,7 @@ def _order(s: Series) -> tuple[Any, ...]:
     )
 
 
-def _usual(rows: list[Row]) -> Any:
+def _usual(rows: list[ResultRow]) -> Any:
     """The usual value of every key: the paper's for its data sets, else the most frequent one of the algorithm."""
     counts: dict[tuple[str, str], dict[str, Counter[str]]] = {}
     values: dict[str, Any] = {}
@@ -181,7 +180,7 @@ def _usual(rows: list[Row]) -> Any:
         for key, value in config.items():
             text = repr(value)
             values[text] = value
-            tally = counts.setdefault((config["dataset"], config["algorithm"]), {})
+            tally = counts.setdefault((axes(row)["dataset"], axes(row)["algorithm"]), {})
             tally.setdefault(key, Counter())[text] += 1
     known: dict[tuple[Any, ...], Mapping[str, Any]] = {}
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from fedman.errors import UserError
 from fedman.runs import results
-from fedman.runs.results import Row
+from fedman.runs.folder import ROUNDS, SUMMARY, find_ended
+from fedman.runs.records import ResultRow
 
 DRAWN: dict[str, dict[str, tuple[int, ...]]] = {
     "top": {"values": (1,)},
@@ -24,7 +25,7 @@ DRAWN: dict[str, dict[str, tuple[int, ...]]] = {
 class Sources:
     """What was found. `notes` tell a reader what was left out."""
 
-    rows: list[Row]
+    rows: list[ResultRow]
     flatness: list[dict[str, Any]] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -40,9 +41,9 @@ def find(place: Path) -> Sources:
         return Sources(rows, notes=notes) if rows else _nothing(place)
     if not place.is_dir():
         raise UserError(f"{place}: no such file or folder")
-    files = sorted(path for path in place.rglob("*.jsonl") if path.name != "rounds.jsonl")
+    files = sorted(path for path in place.rglob("*.jsonl") if path.name != ROUNDS)
     parts = [(path, results.read(path)) for path in files]
-    if any(place.rglob("summary.json")) or any(place.rglob("diverged.json")):
+    if find_ended(place):
         parts.append((place, results.collect([place])))
     flatness = [_flatness(path) for path in sorted(place.rglob("*flatness*.json"))]
     costs = [entry for path in sorted(place.rglob("*cost*.json")) for entry in _costs(path)]
@@ -53,11 +54,11 @@ def find(place: Path) -> Sources:
 
 
 def _nothing(place: Path) -> Sources:
-    raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs (summary.json) in it")
+    raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
 
 
-def _once(parts: list[tuple[Path, list[Row]]]) -> tuple[list[Row], list[str]]:
-    kept: dict[str, Row] = {}
+def _once(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list[ResultRow], list[str]]:
+    kept: dict[str, ResultRow] = {}
     notes = []
     for path, rows in parts:
         other = 0
