@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
-from torch import Tensor, nn
+from torch import nn
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, Mean, operator
@@ -40,35 +40,6 @@ def test_fp32_is_the_default_and_close() -> None:
     matrix = Hessian(model, F.cross_entropy, (x, y)).dense()
     assert matrix.dtype == torch.float32
     assert (matrix - dense(model, x, y)).norm() < 1e-5 * matrix.norm()
-
-
-def test_however_the_data_comes_the_mean_is_over_samples() -> None:
-    model, (x, y) = mlp(), rows()
-    expected = dense(model, x, y)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
-    ragged = [(x[:2], y[:2]), (x[2:9], y[2:9]), (x[9:], y[9:])]
-    for data in (loader, ragged, iter(ragged), [(x, y)], [[x, y]]):
-        hessian = Hessian(model, F.cross_entropy, data, dtype=torch.float64, batch_size=5, resident=False)
-        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
-    first = Hessian(model, F.cross_entropy, ragged, dtype=torch.float64, limit=7)
-    assert first.samples == 7
-    assert torch.allclose(first.dense(), dense(model, x[:7], y[:7]), atol=1e-12)
-
-
-def test_inputs_may_be_tuples_and_mappings() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 3)
-
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            return self.linear(left + right)
-
-    model, (x, y) = Two(), rows()
-    expected = dense(model.linear, 3 * x, y)
-    for inputs in ((x, 2 * x), {"right": 2 * x, "left": x}):
-        hessian = Hessian(model, F.cross_entropy, [(inputs, y)], dtype=torch.float64, batch_size=6)
-        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -140,34 +111,6 @@ def test_bad_input_is_one_line(change: dict, message: str) -> None:
         Hessian(**arguments)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-class Convolutional(nn.Module):
-    """Convolutions of every form: one to three axes, strides, padding, dilation, groups, no bias, padding by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(6)
-        self.line = nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2)
-        self.plane = nn.Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), bias=False)
-        self.solid = nn.Conv3d(1, 2, 2)
-        self.named = nn.Conv2d(2, 2, 3, padding="same")
-        self.shared = nn.Parameter(torch.randn(2, 2, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = torch.tanh(self.line(x.flatten(2)))  # [n, 4, 18]
-        b = torch.tanh(self.plane(a.reshape(-1, 1, 6, 12)))  # [n, 2, 6, 5]
-        c = torch.tanh(self.named(b) + F.conv2d(b, weight=self.shared))
-        c = torch.stack([torch.conv2d(one, self.shared) for one in c])  # no batch axis
-        return torch.tanh(self.solid(c.reshape(len(x), 1, 2, 6, 5))).sum((2, 3, 4)) @ torch.eye(2, 3, dtype=x.dtype)
-
-
-def test_convolutions_of_every_form() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(5, 2, 6, 6, generator=generator), torch.randint(0, 3, (5,), generator=generator)
-    expected = dense(Convolutional(), x, y)
-    matrix = Hessian(Convolutional(), F.cross_entropy, (x, y), dtype=torch.float64).dense()
-    assert (matrix - expected).norm() < 1e-12 * expected.norm()
 
 
 def test_bad_losses_and_vectors_are_refused_when_met() -> None:
