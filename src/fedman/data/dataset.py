@@ -1,4 +1,4 @@
-"""`Dataset`: arrays with their labels and normalisation, read by name or made from a user's own arrays."""
+"""`Dataset`: samples with their labels and normalisation, loaded by name or made from a user's own arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CLASSES = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images are uint8 [n, H, W, C], meant as (x/255 − mean)/std; float32 [n, ...] is used as it is."""
+    """Images are uint8 [n, H, W, C], normalised as (x/255 − mean)/std; float32 [n, ...] is used as it is."""
 
     name: str
     x_train: np.ndarray
@@ -38,7 +38,7 @@ class Dataset:
 
 
 def load(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
-    """The data set `name` (see `fedman list`), read from what lies in `data_dir`; or a user's `npz:PATH`."""
+    """The data set `name` (see `fedman list`), read from files in `data_dir`; or a user's `npz:PATH`."""
     if is_npz(name):
         from fedman.data import npz
 
@@ -55,7 +55,7 @@ def load(name: str, data_dir: Path | str | None = None, progress: Progress | Non
 
 
 def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str = "custom") -> Dataset:
-    """A user's own data, checked. Anything numpy can read will do (torch tensors on the CPU as well).
+    """A user's own data, checked: anything that `np.asarray` takes (also torch tensors on the CPU).
 
     uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
     std per channel ([n, features] is scaled to [0, 1]). Other numbers become float32 and are used as they

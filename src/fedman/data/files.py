@@ -1,4 +1,4 @@
-"""Bytes out of files that may be damaged or hostile: exact names, bounded sizes, nothing written to disk."""
+"""Read files that may be damaged or hostile: members by exact name, bounded sizes, nothing written to disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Content = tuple[str, bytes]
 
 
 def not_found(spec: Spec, root: Path, names: Iterable[str]) -> UserError:
-    """The data set is not there: where was looked, for what, and how to get it."""
+    """The error for a data set that is not found: where and what was looked for, and how to get it."""
     return UserError(
         f"dataset {spec.name}: nothing found in data_dir {root} (looked for {', '.join(names)}); "
         f"`fedman data get {spec.name}` downloads it"

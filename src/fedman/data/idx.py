@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from IDX files, plain or gzipped, in the places where people have them.
+"""MNIST and Fashion-MNIST from IDX files, plain or gzipped, in torchvision's folders or others that are common.
 
 An IDX file is a big-endian header (two zero bytes, 0x08 for uint8, the number of axes, the axes as uint32)
 and the bytes.
@@ -59,7 +59,7 @@ def _load(folder: Path, stem: str, shape: tuple[int, ...]) -> tuple[Path, np.nda
 
 
 def _check_identity(spec: Spec, path: Path, labels: np.ndarray) -> None:
-    """MNIST and its look-alikes have the same file names and sizes; only their labels tell them apart."""
+    """Data sets in the form of MNIST have the same file names and sizes; only their labels tell them apart."""
     first = tuple(labels[: len(spec.first_labels)].tolist())
     if first != spec.first_labels:
         raise UserError(f"{path}: labels begin {first}, those of {spec.name} {spec.first_labels}: another data set")

@@ -52,7 +52,7 @@ def _some(names: list[str]) -> str:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """One array. Its header must agree with the member's size before any memory is taken for it."""
+    """One array. Its header must agree with the member's size before memory is allocated for it."""
     where = f"{path}: {name.removesuffix('.npy')}"
     info = archive.getinfo(name)
     with archive.open(info) as file:
@@ -74,7 +74,7 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A fixed random fifth of every class (rounded down) is the test set: the same for everybody."""
+    """A random fifth of every class (rounded down) is the test set, always the same for the same file."""
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
         raise UserError(f"{path}: x of shape {x.shape} and y of shape {y.shape} are not samples with their labels")
     rng = np.random.default_rng(0)

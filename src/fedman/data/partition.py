@@ -1,6 +1,6 @@
-"""Who gets which training samples: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
+"""The partition of training samples over clients: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
 
-Every rule is a pure function of its arguments and gives each index to at most one client. With sigma = 0
+Every rule is a pure function of its arguments and assigns each sample to at most one client. With sigma = 0
 clients have ⌊n/N⌋ samples; with sigma > 0 sizes are log-normal and all samples are used.
 """
 
@@ -17,7 +17,7 @@ from fedman.data.catalog import IidOrder
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 
-STREAM = 14  # keeps these draws apart from other uses of the same seed
+STREAM = 14  # separates these draws from other uses of the same seed
 MAX_SIGMA = 10.0
 _RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
 
@@ -98,8 +98,11 @@ def _sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.n
 
 
 def _share(n: int, weights: np.ndarray) -> np.ndarray:
-    """n in whole parts proportional to `weights`, none of them 0: truncated, the rounding difference goes to
-    the first part that can take it, empty parts then get one from the largest."""
+    """Split n into whole parts proportional to `weights`, none of them 0.
+
+    Parts are truncated, the rounding difference goes to the first part that stays positive, and empty parts then get
+    one from the largest.
+    """
     sizes = (weights / weights.sum() * n).astype(np.int64)
     rest = n - sizes.sum()
     sizes[np.flatnonzero(sizes + rest > 0)[0]] += rest
@@ -118,11 +121,11 @@ def _pools(labels: np.ndarray, classes: int) -> list[np.ndarray]:
 def _dirichlet(
     labels: np.ndarray, sizes: np.ndarray, classes: int, delta: float, rng: np.random.Generator
 ) -> list[list[int]]:
-    """FedDyn's procedure: π_k ~ Dirichlet(δ); clients with room left take turns at random, each drawing a
+    """FedDyn's procedure: π_k ~ Dirichlet(δ); clients that are not full take turns at random, each drawing a
     class from π_k and taking the last sample of that class's pool.
 
-    Where FedDyn redraws until it hits a class that is not empty, empty classes are struck from π_k here: the
-    same distribution without the spinning. A client all of whose mass is gone draws uniformly.
+    Where FedDyn redraws until it finds a class that is not empty, empty classes are removed from π_k here, which gives
+    the same distribution without rejected draws. A client with no mass left draws uniformly.
     """
     pools = [pool.tolist() for pool in _pools(labels, classes)]
     prior = rng.dirichlet(np.full(classes, delta), len(sizes))
@@ -165,15 +168,15 @@ def _pathological(
 ) -> list[np.ndarray]:
     """Shards of one class each; every client gets `per_client` of them, all of different classes.
 
-    A class is cut into as many shards as its share of the data asks for, and all of it is used. Client
-    sizes are exact where classes divide evenly; otherwise clients keep to their classes and sizes give way.
+    The number of shards of a class is proportional to its share of the data, and all samples are used. Client sizes
+    are exact if classes divide evenly; otherwise the number of classes per client is exact and sizes are approximate.
     """
     pools = _pools(labels, classes)
     counts = np.array([len(pool) for pool in pools])
     shards = _shards(counts, len(sizes), per_client)
     has = np.zeros((len(sizes), classes))
     for k in rng.permutation(len(sizes)):
-        # those with most shards left, ties at random: this never runs out of distinct classes
+        # classes with most shards left first, ties at random: this never runs out of distinct classes
         chosen = np.lexsort((rng.random(classes), -shards))[:per_client]
         shards[chosen] -= 1
         has[k, chosen] = 1
@@ -199,8 +202,8 @@ def _fit(has: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
-    """How many shards each class is cut into: clients·per_client in all, at most one for each client and one
-    for each sample; always one more for the class with the largest shards."""
+    """The number of shards of each class: clients·per_client in all, for a class at most one per client and one
+    per sample, each further shard given to the class whose shards are largest."""
     present, total = int((counts > 0).sum()), clients * per_client
     cap = np.minimum(counts, clients)
     if per_client > present or total < present or total > cap.sum():
@@ -222,8 +225,8 @@ def table(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.n
 
 
 def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> dict[str, float]:
-    """How far from iid: means over clients of the number of classes present and of the label mix's perplexity
-    exp(−Σ p ln p), which is the number of classes of a uniform mix of the same entropy; and the sizes."""
+    """How far clients are from iid, and their sizes: means over clients of the number of classes present and of the
+    labels' perplexity exp(−Σ p ln p), the number of classes of a uniform distribution with the same entropy."""
     counts = table(labels, parts, classes)
     sizes = counts.sum(1)
     p = counts / sizes[:, None]

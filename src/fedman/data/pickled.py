@@ -1,8 +1,8 @@
 """The pickled batches of CIFAR's python distribution, read without unpickling: no object is built, nothing is called.
 
 Python 2 wrote those files with protocol 2: a dictionary of strings, lists of numbers and strings, and one uint8 array.
-Its values stand in the file one after the other, each behind its key, so that pixels and labels can be picked from the
-plain sequence of strings, numbers and names. Opcodes and names that no such file holds are refused.
+Its values follow each other in the file, each after its key, so that pixels and labels can be read off the plain
+sequence of strings, numbers and names of globals. Opcodes and globals that no such file holds are refused.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def _atoms(data: bytes) -> Iterator[Atom]:
 
 
 def numbers(atoms: list[Atom], key: bytes) -> list[int]:
-    """The whole numbers behind `key`."""
-    return list(takewhile(lambda atom: type(atom) is int, _behind(key, atoms)))  # type: ignore[arg-type]
+    """The whole numbers after `key`."""
+    return list(takewhile(lambda atom: type(atom) is int, _after(key, atoms)))  # type: ignore[arg-type]
 
 
 def array(atoms: list[Atom], key: bytes, shape: tuple[int, int]) -> np.ndarray | None:
-    """The uint8 array of this shape behind `key`: shape, element type, details of the type, is_fortran, bytes."""
+    """The uint8 array of this shape after `key`: shape, element type, details of the type, is_fortran, bytes."""
     start = [*ARRAY, *shape, DTYPE]
-    found = _behind(key, atoms)[: len(start) + 16]
+    found = _after(key, atoms)[: len(start) + 16]
     if found[: len(start)] != start or found[len(start)] not in (b"u1", b"|u1"):
         return None
     for fortran, content in pairwise(found):
@@ -87,5 +87,5 @@ def array(atoms: list[Atom], key: bytes, shape: tuple[int, int]) -> np.ndarray |
     return None
 
 
-def _behind(key: bytes, atoms: list[Atom]) -> list[Atom]:
+def _after(key: bytes, atoms: list[Atom]) -> list[Atom]:
     return atoms[atoms.index(key) + 1 :] if key in atoms else []

@@ -2,7 +2,7 @@
 
 A class's number is its place among the sorted WordNet ids. The test set is the official validation set (the
 official test images have no labels). JPEGs are decoded one after the other: at 70 µs an image two threads
-were no faster than one (the images are too small for the decoder to give up the interpreter lock for long).
+were no faster than one (the images are too small for the decoder to release the interpreter lock for long).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _decode(source: _Source, names: list[str], shape: tuple[int, int, int], prog
 
 
 def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
-    """Write the cache to the first place that takes it; without one the next start decodes again."""
+    """Write the cache to the first place where that is possible; warn if there is none."""
     for place in places:
         try:
             return cache.save(place, key, images, labels)
@@ -181,7 +181,7 @@ class _Folder:
         self.path = path
 
     def fingerprint(self) -> bytes:
-        """Sizes and times of all files: quick against decoding, and a changed image is noticed."""
+        """Sizes and times of all files: much faster than decoding, and a changed image is noticed."""
         digest = hashlib.sha256()
         for name, info in sorted(self._files()):
             digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))

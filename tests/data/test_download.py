@@ -1,4 +1,4 @@
-"""`fedman data get` against a real HTTP server on loopback that can misbehave in every way that matters."""
+"""`fedman data get` against an HTTP server on loopback that misbehaves in many ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own .npz that is damaged, hostile or not what it should be."""
+"""A user's own .npz: how it is split; damaged, hostile and wrong files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,37 @@ from pathlib import Path
 import data_archives as make
 import numpy as np
 import pytest
-from data_bad_files import Bomb, Build, Case, Range, spoil, then
+from data_bad_files import Bomb, Build, Case, Sandbox, spoil, then
+
+from fedman import data
+
+
+def test_npz_split(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 7)), np.arange(50) % 5
+    np.savez_compressed(tmp_path / "my.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    for name in (f"npz:{tmp_path}/my.npz", f"{tmp_path}/my.npz"):
+        loaded = data.load(name)
+        assert loaded.name == name
+        assert loaded.x_train.dtype == np.float32
+        np.testing.assert_array_equal(loaded.x_train, x[:40].astype(np.float32))
+        np.testing.assert_array_equal(loaded.y_test, y[40:])
+        assert (loaded.classes, loaded.shape, loaded.mean, loaded.std) == (5, (7,), (0.0,), (1.0,))
+
+
+def test_npz_whole_is_split_class_by_class_and_always_the_same(tmp_path: Path) -> None:
+    y = np.random.default_rng(3).permutation(np.repeat([0, 1, 2], [50, 30, 4]))
+    x = np.arange(len(y))[:, None] * np.ones((1, 3))
+    np.savez(tmp_path / "my.npz", x=np.asfortranarray(x), y=y)
+    loaded = data.load(f"npz:{tmp_path}/my.npz")
+    assert np.bincount(loaded.y_test, minlength=3).tolist() == [10, 6, 0]
+    ids = np.concatenate([loaded.x_train[:, 0], loaded.x_test[:, 0]]).astype(int)
+    assert sorted(ids.tolist()) == list(range(84))
+    np.testing.assert_array_equal(y[ids], np.concatenate([loaded.y_train, loaded.y_test]))
+    np.testing.assert_array_equal(loaded.x_test, data.load(f"npz:{tmp_path}/my.npz").x_test)
+
+
+# --- bad files --------------------------------------------------------------------------------------------
 
 FILE = "my.npz"
 X, Y = np.ones((10, 3), np.float32), np.arange(10) % 2
@@ -117,6 +147,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_npz(shooting_range: Range, name: str) -> None:
+def test_bad_npz(sandbox: Sandbox, name: str) -> None:
     says, build = CASES[name]
-    shooting_range.refuses(f"npz:{shooting_range.root / FILE}", Case(FILE, says, build))
+    sandbox.refuses(f"npz:{sandbox.root / FILE}", Case(FILE, says, build))

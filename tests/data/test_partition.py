@@ -1,4 +1,4 @@
-"""Partitions: protocol sizes, balance and heterogeneity; the fast Dirichlet against the literal procedure."""
+"""Partitions: sizes, balance and heterogeneity; the fast Dirichlet against the literal procedure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_parse_refuses(spec: str) -> None:
     assert "\n" not in str(error.value)
 
 
-# --- the protocol's numbers --------------------------------------------------------------------------------
+# --- the paper's numbers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_pathological_on_uneven_classes_keeps_the_classes() -> None:
 
 
 def literal_dirichlet(labels: np.ndarray, clients: int, classes: int, delta: float, seed: int) -> list[list[int]]:
-    """The procedure as the protocol words it, redraws and all."""
+    """FedDyn's procedure as published, with redraws."""
     rng = np.random.default_rng(seed)
     prior = rng.dirichlet([delta] * classes, clients).cumsum(1)
     pools = [list(np.flatnonzero(labels == c)) for c in range(classes)]

@@ -1,4 +1,4 @@
-"""Damaged and hostile CIFAR files: archives, binary records, pickles."""
+"""CIFAR in every form in which people have it; damaged and hostile archives, binary records and pickles."""
 
 from __future__ import annotations
 
@@ -11,10 +11,39 @@ from pathlib import Path
 import data_archives as make
 import numpy as np
 import pytest
-from data_bad_files import BOMB, Bomb, Build, Case, Change, Range, drop, edit, flip, keep, move, put, spoil, then
+from data_bad_files import BOMB, Bomb, Build, Case, Change, Sandbox, drop, edit, flip, keep, move, put, spoil, then
 
 from fedman import data
+from fedman.data import catalog
 from fedman.errors import UserError
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("place", ["folder", "archive", "root"])
+@pytest.mark.parametrize("kind", ["binary", "python"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar(tmp_path: Path, name: str, kind: str, place: str) -> None:
+    folder, files, arrays = make.cifar_files(name, kind)
+    if place == "archive":
+        members = {f"{folder}/readme.html": b"hello"} | {f"{folder}/{key}": file for key, file in files.items()}
+        make.write_tar(tmp_path / f"{name.replace('cifar', 'cifar-')}-{kind}.tar.gz", members)
+    else:
+        make.write_folder(tmp_path / folder if place == "folder" else tmp_path, files)
+    loaded = data.load(name, tmp_path)
+    make.check(loaded, arrays)
+    assert loaded.shape == (3, 32, 32)
+    assert loaded.augment
+    assert loaded.classes == catalog.SPECS[name].classes
+
+
+@pytest.mark.usefixtures("small")
+def test_default_dir_is_used(own_data_dir: Path) -> None:
+    folder, files, arrays = make.cifar_files("cifar100", "binary")
+    make.write_folder(own_data_dir / folder, files)
+    make.check(data.load("cifar100"), arrays)
+
+
+# --- bad files --------------------------------------------------------------------------------------------
 
 TAR = "cifar-100-binary.tar.gz"
 TOP = "cifar-100-binary"
@@ -125,15 +154,15 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES.values(), ids=FILES)
-def test_bad_file(shooting_range: Range, case: Case) -> None:
-    shooting_range.refuses("cifar100", case)
+def test_bad_file(sandbox: Sandbox, case: Case) -> None:
+    sandbox.refuses("cifar100", case)
 
 
-def test_bad_cifar10_batches(shooting_range: Range) -> None:
+def test_bad_cifar10_batches(sandbox: Sandbox) -> None:
     bad = folder(put("test_batch.bin", b"\xff" * 4 * 3073), "cifar10")
-    shooting_range.refuses("cifar10", Case("test_batch.bin", "label 255 of record 0", bad))
+    sandbox.refuses("cifar10", Case("test_batch.bin", "label 255 of record 0", bad))
     missing = then(bad, lambda root: (root / "cifar-10-batches-bin/data_batch_3.bin").unlink())
-    shooting_range.refuses("cifar10", Case("data_batch_3.bin", "is missing", missing))
+    sandbox.refuses("cifar10", Case("data_batch_3.bin", "is missing", missing))
 
 
 # --- pickles -----------------------------------------------------------------------------------------------
@@ -196,21 +225,21 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_bad_pickle(shooting_range: Range, name: str) -> None:
+def test_bad_pickle(sandbox: Sandbox, name: str) -> None:
     says, content = PICKLES[name]
     case = Case("cifar-100-python/train", says, folder(put("train", content), kind="python"))
-    shooting_range.refuses("cifar100", case)
+    sandbox.refuses("cifar100", case)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle_bomb(shooting_range: Range, protocol: int, inside: bool) -> None:
+def test_pickle_bomb(sandbox: Sandbox, protocol: int, inside: bool) -> None:
     content = pickle.dumps({"data": [Bomb()]} if inside else Bomb(), protocol)
     case = Case("cifar-100-python/train", "refused", folder(put("train", content), kind="python"))
-    shooting_range.refuses("cifar100", case)
-    assert not (shooting_range.folder / "canary").exists()
+    sandbox.refuses("cifar100", case)
+    assert not (sandbox.folder / "canary").exists()
     pickle.loads(content)
-    assert (shooting_range.folder / "canary").exists(), "the bomb was not live"
+    assert (sandbox.folder / "canary").exists(), "the bomb was not live"
 
 
 @pytest.mark.usefixtures("small")
