@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from test_records import GOOD
 
 import fedman
 from fedman.errors import UserError
@@ -33,49 +34,6 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     curve = results.compact(RunFolder(out))["curve"]
     assert len(curve["round"]) <= results.POINTS
     assert curve["round"][-1] == 250
-
-
-GOOD = {
-    "method": "FedAvg",
-    "config": {
-        "dataset": "d", "partition": "iid", "algorithm": "fedavg", "zeta": 0, "seed": 0, "rounds": 2, "clients": 3,
-    },
-    "accuracy": {"all": 50.0},
-    "test_loss": {"all": float("nan")},
-    "rounds_to_target": None,
-    "seconds": 1.0,
-    "device": "cpu",
-    "precision": "fp32",
-    "version": "0",
-    "torch": "2",
-    "curve": {"round": [1, 2], "all": [40.0, 50.0]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config": None}, "config should be a JSON object, not None"),
-        ({"config": {"dataset": "d"}}, "config.partition is missing"),
-        ({"config": GOOD["config"] | {"zeta": "much"}}, "config.zeta should be a valid number, not 'much'"),
-        ({"accuracy": {}}, "accuracy.all is missing"),
-        ({"accuracy": {"all": 1e308}}, "accuracy.all should be less than or equal to 100"),
-        ({"seconds": 1e308}, "seconds should be less"),
-        ({"accuracy": {"all": float("nan")}}, "accuracy.all"),
-        ({"accuracy": {"all": True}}, "accuracy.all"),
-        ({"rounds_to_target": "soon"}, "rounds_to_target"),
-        ({"curve": {"round": [1], "all": [40.0, 50.0]}}, "curve must hold as many"),
-        ({"curve": {"round": [1, 2], "all": [40.0, "x"]}}, "curve.all.1 should be a valid number"),
-        ({"curve": {"round": [1, 10**400], "all": [40.0, 50.0]}}, "curve.round.1 should be less"),
-        ({"curve": []}, "curve should be a JSON object"),
-        ({"device": "\ud800"}, "not a results file"),
-    ],
-)
-def test_rows_that_are_no_results(tmp_path, change, message):
-    path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
-    with pytest.raises(UserError, match=rf"r.jsonl: line 2: .*{message}"):
-        results.read(path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(GOOD)[:-2]])

@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from fedman.config import read_toml
 from fedman.errors import UserError
 from fedman.runs.atomic import staged_name, write_json, write_text, write_toml, write_whole, writing
 from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary, decisive, differing, read
@@ -75,6 +74,8 @@ class RunFolder:
 
     def read_config(self) -> Settings:
         """The keys of the configuration, not yet checked."""
+        from fedman.config import read_toml  # pydantic: only at the edge
+
         return read_toml(self.config)
 
     def append(self, record: RoundRecord) -> None:
