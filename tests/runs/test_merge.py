@@ -104,23 +104,3 @@ def test_merge_and_results_from_the_command_line(both, capsys):
     assert file.read_bytes() == before
     assert told(capsys, ["results", sources[0], "--out", file, "--replace"])[0] == 0
     assert results.read(file)[1]["accuracy"] == {"all": 12.5}
-
-
-def test_flatness_is_kept_beside_the_results(both, capsys):
-    sources, out = both
-    words = ["results", sources[0], "--out", out / "all.jsonl", "--flatness", out / "hessian"]
-    code, said = told(capsys, words)
-    assert code == 2
-    assert "no flatness.json here" in said
-    (sources[0] / "a" / "flatness.json").write_text(
-        '{"format": 1, "run": {"method": "A", "config": {"lr": 0.123456789}}, '
-        '"models": {"all": {"top": {"values": [1.23456789, null, 3], "s": "x"}}}}'
-    )
-    code, said = told(capsys, words)
-    assert code == 0
-    assert "flatness of 1 runs" in said
-    kept = json.loads((out / "hessian" / "a.flatness.json").read_text())
-    assert kept["models"] == {"all": {"top": {"values": [1.2346, None, 3], "s": "x"}}}
-    assert kept["run"]["config"] == {"lr": 0.123456789}, "what was asked for stays as it is"
-    (sources[0] / "a" / "flatness.json").write_text("{")
-    assert "flatness.json: not a JSON file" in told(capsys, words)[1]

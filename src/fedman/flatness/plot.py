@@ -18,7 +18,7 @@ from fedman.flatness.landscape import Landscape
 
 
 def surfaces(landscapes: Mapping[str, Landscape], levels: int = 20) -> Figure:
-    """2-D landscapes in columns, a surface above a contour each; height and colour have one scale for all."""
+    """2-D landscapes in columns, each a surface above a contour plot; all share one scale of height and colour."""
     _some(landscapes, "landscapes")
     for name, item in landscapes.items():
         if item.losses.ndim != 2:
@@ -99,7 +99,7 @@ def clients(bounds: Mapping[str, ClientBound]) -> Figure:
 
 
 def save(figure: Figure, stem: Path | str) -> list[Path]:
-    """The picture as `stem`.png and `stem`.svg, the latter the same bytes every time."""
+    """Save the figure as `stem`.png and `stem`.svg; the SVG's bytes are reproducible."""
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     try:

@@ -131,7 +131,7 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
             changed("models", {"all": {"density": {"starts": "x"}}}),
             "flatness.json: models.all.density.starts should be",
         ),
-        (changed("models", {"all": [3]}), "flatness.json: not measurements in format 1"),
+        (changed("models", {"all": [3]}), "flatness.json: models.all should be a JSON object"),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps.0.model is missing"),
         (broken("cost.json", "{}"), "cost.json: steps is missing"),
     ],

@@ -26,7 +26,7 @@ from fedman.paper.flatness.finished_runs import (
 from fedman.paper.flatness.flatness_json import Measurements, TraceMeasurement
 from fedman.paper.flatness.measure import Measurer, Request, check
 from fedman.paper.flatness.theory_demonstration import demonstrate
-from fedman.runs.atomic import write_json
+from fedman.runs.atomic import write_json, writing
 from fedman.runs.version import version
 
 
@@ -118,10 +118,8 @@ def theory(out: Path | None, seed: int, screen: Screen) -> None:
     with screen.progress() as follow:
         found = demonstrate(seed, follow)
     screen.table("the theory at the last round of two small federations on digits, float64", *found.table())
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot write here: {error.strerror or error}") from None
     write_json(out / "theory.json", asdict(found) | {"seed": seed, "version": version()})
     screen.say(f"written to {out / 'theory.json'}")
     if not _matplotlib():

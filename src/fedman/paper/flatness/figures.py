@@ -25,32 +25,24 @@ def draw(measured: Mapping[str, Measurements], out: Path) -> list[Path]:
     """Every figure that these measurements allow, saved in `out`."""
     paths = []
 
-    def save(name: str, figure: Callable[[dict[str, Item]], Figure], items: dict[str, Item]) -> None:
-        if items:
-            try:
-                picture = figure(items)
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{NAME}: {name} of {', '.join(items)} cannot be drawn ({error!r})") from None
+    def save(
+        name: str, figure: Callable[[dict[str, Item]], Figure], read: Callable[[Measurements], Item | None]
+    ) -> None:
+        """Draw what `read` finds in the measurements; None: nothing to draw."""
+        try:
+            items = {label: item for label, m in measured.items() if (item := read(m)) is not None}
+            picture = figure(items) if items else None
+        except (ValueError, IndexError, RuntimeError) as error:
+            raise UserError(f"{NAME}: {name} of {', '.join(measured)} cannot be drawn ({error!r})") from None
+        if picture is not None:
             paths.extend(plot.save(picture, out / f"flatness-{name}"))
 
-    def each(name: str, read: Callable[[Measurements], Item]) -> dict[str, Item]:
-        found = {}
-        for label, m in measured.items():
-            if name in m:
-                try:
-                    found[label] = read(m)
-                except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-                    raise UserError(f"{NAME}: {name} of {label} is damaged ({error!r})") from None
-        return found
-
-    tops = each("top", lambda m: _tensor(m["top"]["values"]))
-    save("top", plot.spectrum, {label: values for label, values in tops.items() if len(values) > 1})
-    save("density", plot.densities, each("density", _density))
-    planes = each("landscape", _landscape)
-    save("landscape", plot.surfaces, {label: plane for label, plane in planes.items() if plane.losses.ndim == 2})
-    save("profile", plot.profiles, {label: plane for label, plane in planes.items() if plane.losses.ndim == 1})
-    save("layers", layers, each("layers", lambda m: m["layers"]["blocks"]))
-    save("clients", plot.clients, each("clients", _clients))
+    save("top", plot.spectrum, _several_eigenvalues)
+    save("density", plot.densities, _density)
+    save("landscape", plot.surfaces, lambda m: _landscape(m, axes=2))
+    save("profile", plot.profiles, lambda m: _landscape(m, axes=1))
+    save("layers", layers, lambda m: m["layers"]["blocks"] if "layers" in m else None)
+    save("clients", plot.clients, _clients)
     return paths
 
 
@@ -99,19 +91,30 @@ def layer_paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float
     return figure
 
 
-def _density(m: Measurements) -> Curve:
-    nodes, weights = ([_tensor(row) for row in m["density"][key]] for key in ("nodes", "weights"))
-    return Density(nodes, weights, 0).curve()
+def _several_eigenvalues(m: Measurements) -> Tensor | None:
+    return _tensor(m["top"]["values"]) if "top" in m and len(m["top"]["values"]) > 1 else None
 
 
-def _landscape(m: Measurements) -> Landscape:
-    entry = m["landscape"]
-    return Landscape(_tensor(entry["offsets"]), _tensor(entry["losses"]), entry["samples"])
+def _density(m: Measurements) -> Curve | None:
+    if "density" not in m:
+        return None
+    nodes, weights = m["density"]["nodes"], m["density"]["weights"]
+    return Density([_tensor(row) for row in nodes], [_tensor(row) for row in weights], 0).curve()
 
 
-def _clients(m: Measurements) -> ClientBound:
-    entry = m["clients"]
-    return ClientBound(entry["top"], entry["mean"], entry["clients"], entry["residual"], entry["products"])
+def _landscape(m: Measurements, axes: int) -> Landscape | None:
+    if "landscape" not in m:
+        return None
+    losses = _tensor(m["landscape"]["losses"])
+    offsets, samples = _tensor(m["landscape"]["offsets"]), m["landscape"].get("samples", 0)
+    return Landscape(offsets, losses, samples) if losses.ndim == axes else None
+
+
+def _clients(m: Measurements) -> ClientBound | None:
+    if "clients" not in m:
+        return None
+    found = m["clients"]
+    return ClientBound(found["top"], found["mean"], found["clients"], found["residual"], found.get("products", 0))
 
 
 def _tensor(values: list[Number] | list[list[Number]]) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.errors import UserError
@@ -17,9 +17,6 @@ from fedman.paper.flatness.flatness_json import MeasuredRun
 from fedman.runs.build import initial_model
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
-
-if TYPE_CHECKING:
-    from fedman.config import Config
 
 MODELS = ("all", "sel", "cloud")
 Follow = Callable[[str, int, int], None]  # called with what is done, how much of it, and of how much at most
@@ -71,8 +68,6 @@ class Samples:
 
 def read_run(folder: Path) -> FinishedRun:
     """A run's configuration and models; an error if it is not finished or not a run of this program."""
-    from fedman.config import CUSTOM, resolve  # pydantic: only at the edge
-
     files = RunFolder(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the folder of a finished run")

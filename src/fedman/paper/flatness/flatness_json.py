@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, cast
 
-from pydantic import Field
+from annotated_types import MinLen
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
-from fedman.runs.atomic import write_text
+from fedman.runs.atomic import write_text, writing
+from fedman.runs.records import Axes, Settings, check, parse
 
 NAME = "flatness.json"
 FORMAT = 1
@@ -28,7 +29,7 @@ Number = float | None  # None (null in JSON): not finite
 
 
 class Measurement(TypedDict, total=False):
-    """What every measurement says about how it was made; files of earlier versions may say less."""
+    """How a measurement was made. A layer's trace has no entries of its own from `seconds` on."""
 
     method: str
     products: int  # Hessian-vector products
@@ -53,7 +54,7 @@ class TopMeasurement(Measurement):
 
     ends: str
     tol: float
-    values: Annotated[list[Number], Field(min_length=1)]
+    values: Annotated[list[Number], MinLen(1)]
     residuals: list[Number]
     converged: int  # how many of them
 
@@ -125,19 +126,12 @@ class Measurements(TypedDict, total=False):
     landscape: LandscapeMeasurement
 
 
-class MeasuredRun(TypedDict):
+class MeasuredRun(Axes):
     """What identifies the run, and the configuration that determined its result."""
 
     method: str
-    dataset: str
-    partition: str
-    clients: int
     model: str
-    algorithm: str
-    zeta: float
-    rounds: int
-    seed: int
-    config: NotRequired[dict[str, Any]]  # not in files of earlier versions
+    config: NotRequired[Settings]  # not in files of earlier versions
 
 
 class FlatnessRecord(TypedDict):
@@ -149,22 +143,15 @@ class FlatnessRecord(TypedDict):
 
 
 def read(path: Path) -> FlatnessRecord:
-    """The measurements in a file. A damaged measurement is found when it is used."""
+    """The measurements in a file."""
     try:
-        record: FlatnessRecord = json.loads(path.read_bytes())
+        value = parse(path.read_bytes(), str(path), "a JSON file")
     except OSError as error:
         hint = f"measure the run first: fedman flatness {path.parent}"
         raise UserError(f"{path}: {error.strerror or error}; {hint}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not a JSON file") from None
-    try:
-        valid = record["format"] == FORMAT and isinstance(record["run"]["method"], str)
-        valid = valid and all(isinstance(m, dict) for model in record["models"].values() for m in model.values())
-    except (KeyError, TypeError, AttributeError):
-        valid = False
-    if not valid:
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UserError(f"{path}: not measurements in format {FORMAT}")
-    return record
+    return check(FlatnessRecord, value, str(path))
 
 
 def entries(measured: Measurements) -> dict[str, Measurement]:
@@ -203,10 +190,8 @@ def copy_compact(sources: Sequence[Path], out: Path) -> str:
     found = sorted({path for source in sources for path in source.rglob(NAME)})
     if not found:
         raise UserError(f"{', '.join(map(str, sources))}: no {NAME} here; measure the runs with fedman flatness")
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: {error.strerror or error}") from None
     for path in found:
         record = read(path)
         text = json.dumps(record | {"models": _rounded(record["models"], 5)}, ensure_ascii=False)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,57 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import dense
+from flatness_calls import flatness, found, refused
 from safetensors.torch import load_file, save_file
 
 import fedman
-from fedman.cli.commands import main
 from fedman.flatness import Hessian, eigenpairs, filter_normalise
 from fedman.models import MLP
-from fedman.paper.flatness import command, theory_demonstration
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """Two finished runs, `plain` and `man`, of three classes of points seen by four clients."""
-    root = tmp_path_factory.mktemp("runs")
-    rng = np.random.default_rng(0)
-    y = np.arange(90) % 3
-    x = (rng.normal(size=(90, 4)) + 2 * np.eye(3, 4)[y]).astype(np.float32)
-    np.savez(root / "points.npz", x=x, y=y)
-    for name, zeta in (("plain", 0.0), ("man", 0.1)):
-        keys = {"dataset": f"npz:{root / 'points.npz'}", "clients": 4, "participation": 0.5, "partition": "iid"}
-        fedman.run(**keys, rounds=25, zeta=zeta, out=root / name, device="cpu")
-    return root
-
-
-@pytest.fixture
-def runs(made, tmp_path, monkeypatch) -> Path:
-    """A copy of them in a folder of one's own."""
-    for name in ("plain", "man"):
-        shutil.copytree(made / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def flatness(*words: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["flatness", "--device", "cpu", *words])
-    assert stopped.value.code == 0
-
-
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(["flatness", *words])
-    captured = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert captured.out == ""
-    assert "Traceback (most recent" not in captured.err
-    return captured.err
-
-
-def found(folder: Path, model: str = "all") -> dict:
-    return json.loads((folder / "flatness.json").read_text())["models"][model]
+from fedman.paper.flatness import command
+from flatness.flat_cases import dense
 
 
 def by_hand(made: Path, name: str, which: str = "all") -> tuple[MLP, torch.Tensor, torch.Tensor]:
@@ -156,58 +110,6 @@ def test_eigenvector_directions_are_those_of_the_first_run(made, runs):
     assert (runs / "flatness-profile.png").exists()
 
 
-def test_measurements_gather_and_replace_their_like(runs):
-    flatness("plain", "--top", "3")
-    flatness("plain", "--trace", "--samples", "20")
-    m = found(runs / "plain")
-    assert len(m["top"]["values"]) == 3
-    assert (m["trace"]["samples"], m["top"]["samples"]) == (20, 72)
-    flatness("plain", "--top", "2", "--model", "all,cloud")
-    assert len(found(runs / "plain")["top"]["values"]) == 2
-    assert "trace" in found(runs / "plain")
-    assert set(found(runs / "plain", "cloud")) == {"loss", "top"}
-
-
-def test_pictures_are_drawn_from_the_file_alone(runs, capsys):
-    """Measured where there is no matplotlib, drawn elsewhere."""
-    words = ["flatness", "plain", "man", "--top", "4", "--density", "--steps", "10", "--layers", "--clients",
-             "--landscape", "--points", "3", "--device", "cpu"]  # fmt: skip
-    code = "import sys, importlib.util as u; find = u.find_spec; sys.modules['matplotlib'] = None\n"
-    code += "u.find_spec = lambda name: None if name == 'matplotlib' else find(name)\n"
-    code += f"from fedman.cli.commands import main; main({words})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "no pictures: matplotlib is not installed" in done.stdout
-    assert not list(runs.glob("*.png"))
-    elsewhere = runs / "elsewhere"
-    for name in ("plain", "man"):
-        (elsewhere / name).mkdir(parents=True)
-        shutil.copy(runs / name / "flatness.json", elsewhere / name)
-    flatness("--plot", str(elsewhere / "plain"), str(elsewhere / "man"))
-    assert "written to" in capsys.readouterr().out
-    names = {p.name for p in elsewhere.glob("flatness-*")}
-    kinds = ("top", "density", "landscape", "layers", "clients")
-    assert names == {f"flatness-{kind}.{end}" for kind in kinds for end in ("png", "svg")}
-    flatness("--plot", "man", "--out", "one")
-    assert (runs / "one/flatness-density.svg").exists()
-
-
-def test_theory(runs, monkeypatch, capsys):
-    for name, value in {"ROUNDS": 2, "EVERY": 1, "SAMPLES": 4, "FOLLOWED": 16}.items():
-        monkeypatch.setattr(theory_demonstration, name, value)
-    flatness("--theory", "--out", "theory")
-    out = capsys.readouterr().out
-    assert "FAILS" not in out
-    assert "convs.1" in out
-    record = json.loads((runs / "theory/theory.json").read_text())
-    assert set(record["statements"]) == {"FedAvg", "FedAvg+MAN"}
-    for lines in record["statements"].values():
-        assert len(lines) == 17
-        assert all(line["holds"] in (True, None) for line in lines)
-    assert [t for t, _, _ in record["paths"]["FedAvg"]["linears.1"]] == [0, 1, 2]
-    assert (runs / "theory/theory.png").exists()
-
-
 def spoil(folder: Path, how: str) -> None:
     weights = load_file(folder / "model.safetensors")
     if how == "summary":
@@ -287,25 +189,6 @@ def test_no_run_at_all(runs, capsys):
     assert "RUN: name the folder" in refused(capsys, "--plot")
     (runs / "file").write_text("in the way")
     assert "file: not a folder" in refused(capsys, "--theory", "--out", "file")
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ("[]", "not measurements in format 1"),
-        ('{"format": 1, "models": {}}', "not measurements in format 1"),
-        ("{", "not a JSON file"),
-        ('{"format": 1, "run": {"method": "A"}, "models": {}}', "model: no measurement of all in plain"),
-        ('{"format": 1, "run": {"method": "A"}, "models": {"all": {"top": {}}}}', "top of A is damaged"),
-        (
-            '{"format": 1, "run": {"method": "A"}, "models": {"all": {"layers": {"blocks": {"x": {}}}}}}',
-            "cannot be drawn",
-        ),
-    ],
-)
-def test_a_damaged_file_is_named(runs, capsys, record, message):
-    (runs / "plain/flatness.json").write_text(record)
-    assert message in refused(capsys, "--plot", "plain")
 
 
 def test_too_large_for_the_device(runs, capsys, monkeypatch):
