@@ -104,5 +104,3 @@ def test_merge_and_results_from_the_command_line(both, capsys):
     assert file.read_bytes() == before
     assert told(capsys, ["results", sources[0], "--out", file, "--replace"])[0] == 0
     assert results.read(file)[1]["accuracy"] == {"all": 12.5}
-
-

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, cast
 
-from pydantic import Field
+from annotated_types import MinLen
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
@@ -54,7 +54,7 @@ class TopMeasurement(Measurement):
 
     ends: str
     tol: float
-    values: Annotated[list[Number], Field(min_length=1)]
+    values: Annotated[list[Number], MinLen(1)]
     residuals: list[Number]
     converged: int  # how many of them
 

@@ -46,7 +46,7 @@ def find(place: Path) -> Sources:
     parts = [(path, results.read(path)) for path in found if path.name != ROUNDS]
     if find_ended(place):
         parts.append((place, results.collect([place])))
-    flatness = [_flatness(path) for path in sorted(place.rglob("*flatness*.json"))]
+    flatness = [flatness_json.read(path) for path in sorted(place.rglob("*flatness*.json"))]
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
     rows, notes = _without_duplicates(parts)
     if not rows and not flatness:
@@ -65,11 +65,6 @@ def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list
         if other:
             notes.append(f"{path.name}: {other} runs have another result elsewhere, which is the one shown.")
     return sorted(kept.values(), key=results.order), notes
-
-
-def _flatness(path: Path) -> FlatnessRecord:
-    """The measurements that `fedman flatness` made of one run."""
-    return records.check(FlatnessRecord, flatness_json.read(path), str(path))
 
 
 def _costs(path: Path) -> list[StepCost]:

@@ -1,11 +1,11 @@
-"""The repository's own results: the page is small and soon made, and the documents hold its tables."""
+"""The repository's own results: the page is small and quickly made, and the documents hold its tables."""
 
-import importlib.util
 import time
 from pathlib import Path
 
 import pytest
 
+from docs import refresh
 from fedman.paper.report import command
 
 ROOT = Path(__file__).parents[3]
@@ -26,9 +26,6 @@ def test_the_page_is_small(page):
 
 
 def test_the_documents_hold_the_tables_of_these_results(page):
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs/refresh.py")
-    refresh = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(refresh)
     for document in refresh.DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         new = refresh.refreshed(text, page.parent / "report_files/tables")
