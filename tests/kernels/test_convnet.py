@@ -65,7 +65,7 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
     if precision == "fp32":
         sizes = [p.numel() for p in model.parameters()]
         for piece, piece64 in zip(grad.split(sizes, 1), grad64.split(sizes, 1), strict=True):
-            assert relative(piece, piece64) < 2e-5  # no parameter hides behind the others
+            assert relative(piece, piece64) < 2e-5  # each parameter by itself
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -108,7 +108,7 @@ def test_same_bits_prepared_or_stacked(device: torch.device) -> None:
 
 
 def test_client_without_samples(device: torch.device) -> None:
-    """All weights zero (an empty place in a chunk): loss zero and gradient zero, neighbours untouched."""
+    """All weights zero (an empty place in a chunk): loss zero and gradient zero, other clients unchanged."""
     model, shape, W, x, y = problem("small", device)
     net = StackedConvNet(model, shape, "fp32")
     weight = torch.ones(y.shape, device=device)
@@ -121,7 +121,7 @@ def test_client_without_samples(device: torch.device) -> None:
     assert grad[2].any()
 
 
-def test_what_is_served() -> None:
+def test_supported_models() -> None:
     assert StackedConvNet.supports(cifar_cnn((3, 32, 32), 100), (3, 32, 32))
     assert StackedConvNet.supports(tiny_cnn((3, 64, 64), 200), (3, 64, 64))
     assert StackedConvNet.supports(small_cnn((1, 8, 8), 10), (1, 8, 8))

@@ -146,8 +146,8 @@ def test_equal_maxima_take_the_first(device: torch.device) -> None:
     assert torch.equal(dz[0, 0, :, :, 3], expected)
 
 
-def test_nan_shows(device: torch.device) -> None:
-    """ReLU and the pool pass NaN on: a diverged client must not look healthy."""
+def test_nan_is_propagated(device: torch.device) -> None:
+    """Through ReLU and pooling, so that a diverged client shows in its loss."""
     stage = Stage(2, 2, 16, 16, 1, 0)
     z = torch.zeros(1, 1, 2, 2, 16, device=device)
     z[0, 0, 1, 0, 5] = torch.nan

@@ -38,7 +38,7 @@ def test_value_and_gradient(layout: str, relu: bool) -> None:
     z = activations()[layout].requires_grad_()
     results = []
     for measure in (lambda a, z: tap(a, z), lambda a, _: (a, direct(a))):
-        x = z * 1  # no leaf, so that the fused ReLU may serve
+        x = z * 1  # not a leaf, so that the fused ReLU can be used
         a = x.relu() if relu else x
         out, s = measure(a, x)
         assert torch.equal(out, a)

@@ -1,4 +1,4 @@
-"""ActivationNorm under every way of running a model."""
+"""ActivationNorm under autograd of any order, torch.func, autocast, torch.compile, checkpointing, copies, threads."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_copies_carry_their_own_taps() -> None:
     close(man(), model[1](model[0](x)).square().mean() + model[2](model[1](model[0](x))).square().mean())
 
 
-def test_threads_do_not_meet() -> None:
+def test_models_in_two_threads_do_not_interfere() -> None:
     """Two models in two threads, kept in step so that both are inside their forward pass at once."""
     barrier = threading.Barrier(2, timeout=20)
 
