@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedman.data import partition
+from fedman.data import SPECS, partition
 
 
 def test_partition_pictures_need_no_images():
@@ -11,6 +11,7 @@ def test_partition_pictures_need_no_images():
     shuffled = np.random.default_rng(0).permutation(labels)
     for spec, name in (("dir0.3", "cifar100"), ("dir0.6", "cifar10"), ("iid", "cifar100")):
         counts = [
-            partition.table(y, partition.split(y, spec, 10, classes=20, dataset=name), 20) for y in (labels, shuffled)
+            partition.table(y, partition.split(y, spec, 10, classes=20, iid=SPECS[name].iid), 20)
+            for y in (labels, shuffled)
         ]
         assert (counts[0] == counts[1]).all()
