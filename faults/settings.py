@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_cli import BAD_KEYS, BAD_TOML, furnish
-
+from cli.test_commands import BAD_KEYS, BAD_TOML, furnish
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli.commands import main
