@@ -136,8 +136,7 @@ class RunFolder:
         ending = self.ending()
         if ending is None:
             return None
-        changed = differing(decisive(ending["config"]), decisive(settings))
-        if changed:
+        if changed := differing(decisive(ending["config"]), decisive(settings)):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
         if "diverged" not in ending:
             shutil.rmtree(self.checkpoint, ignore_errors=True)  # left by a process killed after its summary
