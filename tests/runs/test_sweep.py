@@ -8,10 +8,9 @@ import torch
 
 import fedman.data
 from federations import SMALL, Loop
-from fedman.runs import experiment
-from fedman.runs import sweep
 from fedman.config import resolve
 from fedman.errors import UserError
+from fedman.runs import experiment, sweep
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
 

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.training.batches import Samples
 from fedman.data import Dataset, partition
-from fedman.training.engine import Engine, Training
 from fedman.errors import UserError
-from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
-from fedman.models import build
 from fedman.execution.device import pick_precision
 from fedman.execution.stacked import Stacked
+from fedman.models import build
+from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.training.batches import Samples
+from fedman.training.engine import Engine, Training
 
 if TYPE_CHECKING:
     from fedman.config import Config

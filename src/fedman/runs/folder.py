@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from fedman.config import read_toml
 from fedman.errors import UserError
 from fedman.runs.atomic import staged_name, write_json, write_text, write_toml, write_whole, writing
 from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary, decisive, differing, read
@@ -75,6 +74,8 @@ class RunFolder:
 
     def read_config(self) -> Settings:
         """The keys of the configuration, not yet checked."""
+        from fedman.config import read_toml  # pydantic: only at the edge
+
         return read_toml(self.config)
 
     def append(self, record: RoundRecord) -> None:
@@ -135,8 +136,7 @@ class RunFolder:
         ending = self.ending()
         if ending is None:
             return None
-        changed = differing(decisive(ending["config"]), decisive(settings))
-        if changed:
+        if changed := differing(decisive(ending["config"]), decisive(settings)):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
         if "diverged" not in ending:
             shutil.rmtree(self.checkpoint, ignore_errors=True)  # left by a process killed after its summary

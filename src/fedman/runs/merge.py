@@ -40,14 +40,14 @@ def merge_sweeps(sources: Sequence[Path], out: Path) -> str:
 
 def _choose(name: str, runs: list[RunFolder]) -> RunFolder:
     """The best of several copies of one run."""
-    first, *others = runs
-    for other in others:
-        keys = differing(decisive(first.read_config()), decisive(other.read_config()))
-        if keys:
-            raise UserError(f"{name}: {first.path} and {other.path} hold different runs; {', '.join(keys)} differ")
+    configs = [decisive(run.read_config()) for run in runs]
+    for run, config in zip(runs, configs, strict=True):
+        if keys := differing(configs[0], config):
+            raise UserError(f"{name}: {runs[0].path} and {run.path} hold different runs; {', '.join(keys)} differ")
     ended = [(run, ending) for run in runs if (ending := run.ending()) is not None]
     for run, ending in ended[1:]:
-        if outcome(ending) != outcome(ended[0][1]):
-            before = f"{outcome_in_words(ended[0][1])} in {ended[0][0].path}"
-            raise UserError(f"{name}: two results, {before} and {outcome_in_words(ending)} in {run.path}; remove one")
+        first, before = ended[0]
+        if outcome(ending) != outcome(before):
+            raise UserError(f"{name}: two results, {outcome_in_words(before)} in {first.path} and "
+                            f"{outcome_in_words(ending)} in {run.path}; remove one")  # fmt: skip
     return ended[0][0] if ended else max(runs, key=lambda run: len(run.read_rounds()))

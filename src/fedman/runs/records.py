@@ -1,34 +1,44 @@
-"""What stands in the files of a run and of `fedman results`: types, and the one validator for all that is read back."""
+"""Types of what is in the files of a run and of `fedman results`, and the one validator for all that is read back.
+
+pydantic is imported when something is read, so that training does without it.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar, cast, final
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypeVar, cast, final
 
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from annotated_types import Interval
 from typing_extensions import TypedDict
 
-from fedman.config import shown
 from fedman.errors import UserError
 
-
-def _scalar(value: object) -> object:
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError("should be a number, a string, true or false")
-    return value
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
-Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, PlainValidator(_scalar)]]
+class _Scalar:
+    """One message for a value that is none of several types, in place of one for each type."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import custom_error_schema
+
+        message = "should be a number, a string, true or false"
+        return custom_error_schema(handler(source), "scalar", custom_error_message=message)
+
+
+Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, _Scalar]]
 """The keys of a configuration that have a value, as `Config.flat` gives them. A number may be infinite."""
 
 LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
 """Keys that do not decide a run's result."""
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Percent = Annotated[float, Field(ge=0, le=100)]
-Seconds = Annotated[float, Field(ge=0, le=1e12)]
-Count = Annotated[int, Field(ge=0, le=10**18)]
+Finite = Annotated[float, Interval(gt=-inf, lt=inf)]  # excludes not-a-number too
+Percent = Annotated[float, Interval(ge=0, le=100)]
+Seconds = Annotated[float, Interval(ge=0, le=1e12)]
+Count = Annotated[int, Interval(ge=0, le=10**18)]
 
 
 class RoundRecord(TypedDict):
@@ -47,12 +57,6 @@ class RoundRecord(TypedDict):
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
-
-
-def _equal_length(curve: Curve) -> Curve:
-    if len(curve["round"]) != len(curve["all"]):
-        raise ValueError("round and all must be lists of as many numbers")
-    return curve
 
 
 class Curve(TypedDict):
@@ -122,7 +126,7 @@ class _Row(TypedDict):
 
     config: Axes
     accuracy: NotRequired[_All]
-    curve: Annotated[Curve, AfterValidator(_equal_length)]
+    curve: Curve
 
 
 def decisive(settings: Settings) -> Settings:
@@ -156,14 +160,20 @@ def read_row(text: bytes | str, where: str) -> ResultRow:
 def check_row(value: object, where: str) -> ResultRow:
     """`value` as a line of a results file."""
     row = check(_Row, value, where)
+    if len(row["curve"]["round"]) != len(row["curve"]["all"]):
+        raise UserError(f"{where}: curve must hold as many values in `all` as in `round`")
     return check(Divergence, row, where) if "diverged" in row else check(Summary, row, where)
 
 
 def check(kind: type[Record], value: object, where: str) -> Record:
     """`value` itself, unknown keys included, once it has all fields of `kind`, of the right types."""
+    from pydantic import ValidationError
+
     try:
         _adapter(cast(Any, kind)).validate_python(value, strict=True)
     except ValidationError as error:
+        from fedman.config import shown
+
         first = error.errors(include_url=False)[0]
         field = "".join(f"{part}." for part in first["loc"])[:-1]
         if first["type"] == "missing":
@@ -176,6 +186,8 @@ def check(kind: type[Record], value: object, where: str) -> Record:
 
 def parse(text: bytes | str, where: str, wanted: str = "JSON") -> object:
     """A JSON text as plain values. Nesting that is too deep and lone surrogates are mistakes as well."""
+    from pydantic_core import from_json
+
     try:
         return from_json(text)
     except ValueError as error:
@@ -184,4 +196,6 @@ def parse(text: bytes | str, where: str, wanted: str = "JSON") -> object:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
