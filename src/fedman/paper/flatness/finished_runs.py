@@ -90,8 +90,6 @@ def read_data(run: FinishedRun, data_dir: Path | None, reading: Follow | None) -
 
 def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
     """The run's model `which` as a module."""
-    if which not in MODELS:
-        raise UserError(f"model: {which!r} is not one of {', '.join(MODELS)}")
     if which not in run.weights:
         raise UserError(f"{RunFolder(run.folder).model}: holds no model {which!r}, only {', '.join(run.weights)}")
     model = initial_model(run.config.model, data, run.config.seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,13 @@ from fedman.flatness.lanczos import Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
+from fedman.paper.flatness import flatness_json as record
 from fedman.paper.flatness.finished_runs import Follow, Samples, Selection
-from fedman.paper.flatness.flatness_json import (
-    ClientsMeasurement,
-    DensityMeasurement,
-    LandscapeMeasurement,
-    LayerBlock,
-    LayersMeasurement,
-    LossMeasurement,
-    Measurement,
-    Measurements,
-    TopMeasurement,
-    TraceMeasurement,
-)
 from fedman.runs.version import version
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
-Made = TypeVar("Made", bound=Measurement)
+Made = TypeVar("Made", bound=record.Measurement)
 
 
 @dataclass(frozen=True)
@@ -123,7 +112,7 @@ class Measurer:
         self.directions = directions  # of the landscape, if another model's are to be used
         self.hessian = Hessian(model, cross_entropy, self.data, **self.options)
 
-    def run(self) -> Iterator[Measurements]:
+    def run(self) -> Iterator[record.Measurements]:
         """Each measurement as soon as it is made, the cheap ones first."""
         r = self.request
         yield {"loss": self._made(self.loss)}
@@ -140,12 +129,12 @@ class Measurer:
         if r.landscape:
             yield {"landscape": self._made(self.landscape)}
 
-    def loss(self) -> LossMeasurement:
+    def loss(self) -> record.LossMeasurement:
         """L and ‖∇L‖ at the model."""
         value, gradient = self.hessian.loss_and_gradient()
         return {"value": float(value), "gradient_norm": float(gradient.norm())}
 
-    def top(self) -> TopMeasurement:
+    def top(self) -> record.TopMeasurement:
         """The largest eigenvalues, or those of both ends."""
         r = self.request
         ends: Literal["top", "both"] = "both" if r.ends == "both" else "top"
@@ -164,11 +153,11 @@ class Measurer:
             "products": found.products,
         }
 
-    def trace(self) -> TraceMeasurement:
+    def trace(self) -> record.TraceMeasurement:
         """The trace with its standard error."""
         return self._trace(self.hessian, self.recurrence, "trace")
 
-    def density(self) -> DensityMeasurement:
+    def density(self) -> record.DensityMeasurement:
         """The quadratures of all starts, from which a curve of any width can be drawn."""
         r = self.request
         found = density(self.hessian, starts=r.starts, steps=r.steps, seed=r.seed, progress=self._progress("density"))
@@ -184,11 +173,11 @@ class Measurer:
             "products": found.products,
         }
 
-    def layers(self) -> LayersMeasurement:
+    def layers(self) -> record.LayersMeasurement:
         """Top eigenvalue and trace of every layer's block, and the mean squared norm of the layer's input."""
         r = self.request
         norms = input_norms(self.model, self.data, dtype=r.dtype, batch_size=self.options["batch_size"])
-        blocks: dict[str, LayerBlock] = {}
+        blocks: dict[str, record.LayerBlock] = {}
         products = 0
         for name, block in layer_hessians(self.model, cross_entropy, self.data, **self.options):
             top = eigenpairs(block, 1, tol=r.tol, seed=r.seed, progress=self._progress(f"{name}, top"))
@@ -202,7 +191,7 @@ class Measurer:
             products += block.products
         return {"method": "diagonal blocks: Lanczos and Hutch++", "blocks": blocks, "products": products}
 
-    def clients(self) -> ClientsMeasurement:
+    def clients(self) -> record.ClientsMeasurement:
         """λ_max of every client's loss, their mean, and λ_max of the mean of their losses."""
         bound = client_eigenvalues(
             self.model,
@@ -213,16 +202,10 @@ class Measurer:
             progress=self._progress("clients"),
             **self.options,
         )
-        return {
-            "method": "Lanczos for each client and for their mean",
-            "top": bound.top,
-            "mean": bound.mean,
-            "clients": bound.clients,
-            "residual": bound.residual,
-            "products": bound.products,
-        }
+        method = "Lanczos for each client and for their mean"
+        return cast(record.ClientsMeasurement, {"method": method, **asdict(bound)})
 
-    def landscape(self) -> LandscapeMeasurement:
+    def landscape(self) -> record.LandscapeMeasurement:
         """Losses on a grid along random directions, or along top eigenvectors (the first model's, if several)."""
         r = self.request
         if self.directions is None and r.landscape == "top":
@@ -251,7 +234,7 @@ class Measurer:
             "losses": plane.losses.tolist(),
         }
 
-    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> TraceMeasurement:
+    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> record.TraceMeasurement:
         """By Hutch++ on the basis of a Lanczos recurrence if there is one, else by Hutchinson's method.
 
         The recurrence started from a vector drawn with `seed`: the probes need another one.
@@ -261,16 +244,7 @@ class Measurer:
             found = hutchpp(operator, sketch=recurrence, progress=self._progress(what), **how)
         else:
             found = hutchinson(operator, progress=self._progress(what), **how)
-        return {
-            "value": found.value,
-            "error": found.error,
-            "interval": list(found.interval),
-            "confidence": found.confidence,
-            "probes": found.probes,
-            "products": found.products,
-            "converged": found.converged,
-            "method": found.method,
-        }
+        return cast(record.TraceMeasurement, asdict(found) | {"interval": list(found.interval)})
 
     def _progress(self, what: str) -> Progress:
         return lambda done, total: self.follow(what, done, total)
@@ -279,7 +253,7 @@ class Measurer:
         """A measurement with how it was made."""
         start = time.perf_counter()
         result = measure()
-        common: Measurement = result
+        common: record.Measurement = result
         common.update(
             {
                 "seconds": round(time.perf_counter() - start, 3),

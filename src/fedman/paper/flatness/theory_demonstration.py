@@ -1,7 +1,7 @@
-"""`fedman flatness --theory`: the paper's bounds with both of their sides, on a CNN small enough for dense Hessians.
+"""`fedman flatness --theory`: both sides of the paper's bounds on a CNN small enough for dense Hessians.
 
-A federation of ten clients learns the embedded digits by FedAvg, once with MAN and once without. At its last round
-every bound is evaluated in float64; on the way, each layer's λ_max and the norm of what the layer is fed are followed.
+A federation of ten clients learns the embedded digits by FedAvg, once with MAN and once without. After its last round
+every bound is evaluated in float64; every few rounds each layer's λ_max and the norm of its input are recorded.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedman.config import Config, resolve
 from fedman.data import Dataset, load, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessians
@@ -27,12 +27,9 @@ from fedman.training.aggregate import collect
 from fedman.training.federation import Assignment
 from fedman.training.round import Schedule
 
-if TYPE_CHECKING:
-    from fedman.config import Config
-
 ZETA, CLIENTS, ROUNDS, EVERY = 0.15, 10, 40, 4
 SAMPLES = 32  # of the dense Hessians
-FOLLOWED = 256  # samples on which the layers are followed round by round
+FOLLOWED = 256  # samples on which the layers are measured every few rounds
 ROUNDING = 1e-9
 
 Paths = dict[str, list[tuple[int, float, float]]]
@@ -40,7 +37,7 @@ Paths = dict[str, list[tuple[int, float, float]]]
 
 @dataclass(frozen=True)
 class Statement:
-    """left ≤ right at one layer; without a right side left is the error of an approximation, which may be anything."""
+    """left ≤ right at one layer; if right is None, left is the error of an approximation, without a bound."""
 
     where: str
     about: str
@@ -51,7 +48,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Of each run, the statements at its end, and round by round {layer: [(round, mean ‖a‖², λ_max), …]}."""
+    """For each run, the statements after its last round, and {layer: [(round, mean ‖a‖², λ_max), …]}."""
 
     statements: dict[str, list[Statement]]
     paths: dict[str, Paths]
@@ -69,8 +66,6 @@ def demonstrate(
     seed: int = 0, follow: Callable[[str, int, int], None] = lambda what, done, total: None
 ) -> Demonstration:
     """Train both federations and check the theory on them."""
-    from fedman.config import resolve  # pydantic: only at the edge
-
     statements: dict[str, list[Statement]] = {}
     paths: dict[str, Paths] = {}
     for zeta in (0.0, ZETA):
@@ -119,7 +114,7 @@ def check(model: nn.Module, x: Tensor, y: Tensor, clients: list[tuple[Tensor, Te
 
 
 def _rounds(config: Config, data: Dataset) -> Iterator[tuple[int, nn.Module]]:
-    """The mean of all clients every few rounds."""
+    """The mean of all clients' models, every few rounds."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = ConvNet(data.shape, data.classes, (3, 4), kernel=3, padding=1, hidden=(8,))
@@ -138,7 +133,7 @@ def _rounds(config: Config, data: Dataset) -> Iterator[tuple[int, nn.Module]]:
 
 
 def _sides(line: Statement) -> str:
-    """Both sides and their ratio, for a person."""
+    """Both sides and their ratio as text."""
     if line.right is None:
         return f"{line.left:.3g}"
     ratio = f" ({line.left / line.right:.3f})" if line.right > ROUNDING else ""
