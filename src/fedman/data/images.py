@@ -19,5 +19,5 @@ def holds_images(x: np.ndarray | Tensor) -> bool:
 
 def sample_shape(x: np.ndarray | Tensor) -> tuple[int, ...]:
     """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
-    *rest, last = x.shape[1:]
-    return (last, *rest) if holds_images(x) else (*rest, last)
+    shape = tuple(x.shape[1:])
+    return (*shape[-1:], *shape[:-1]) if holds_images(x) else shape
