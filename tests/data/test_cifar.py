@@ -198,6 +198,8 @@ PICKLES = {
     "a huge memo index": ("no 'data' array", b"\x80\x02Nr\xff\xff\xff\x7f."),
     "a huge string promised": ("not a whole pickle", b"\x80\x02T\xff\xff\xff\x7fabc."),
     "a huge array promised": ("no 'data' array", GOOD.replace(b"K\x08J\x00\x0c\x00\x00", b"J\xff\xff\xff\x7fK\x63")),
+    "an array that ends with its type": ("no 'data' array", GOOD[: GOOD.index(b"U\x02u1")] + b"."),
+    "an array without bytes": ("no 'data' array", GOOD[: GOOD.index(b"K\x03U\x01|")] + b"."),
     "cut off": ("not a whole pickle", GOOD[:-9000]),
     "no end": ("not a whole pickle", GOOD[:-1]),
     "text": ("refused", b"hello"),

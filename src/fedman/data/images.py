@@ -13,21 +13,11 @@ if TYPE_CHECKING:
 
 
 def holds_images(x: np.ndarray | Tensor) -> bool:
-    """Whether samples are images, uint8 [n, H, W, C].
-
-    >>> import numpy as np
-    >>> holds_images(np.zeros((5, 8, 8, 1), np.uint8)), holds_images(np.zeros((5, 8)))
-    (True, False)
-    """
+    """Whether samples are images, uint8 [n, H, W, C]."""
     return str(x.dtype).removeprefix("torch.") == "uint8"
 
 
 def sample_shape(x: np.ndarray | Tensor) -> tuple[int, ...]:
-    """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise.
-
-    >>> import numpy as np
-    >>> sample_shape(np.zeros((5, 32, 28, 3), np.uint8)), sample_shape(np.zeros((5, 7)))
-    ((3, 32, 28), (7,))
-    """
-    *rest, last = x.shape[1:]
-    return (last, *rest) if holds_images(x) else (*rest, last)
+    """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
+    shape = tuple(x.shape[1:])
+    return (*shape[-1:], *shape[:-1]) if holds_images(x) else shape

@@ -18,7 +18,7 @@ from fedman.errors import UserError
 
 Atom = bytes | int | str | None  # a str is the name of a global
 
-ARRAY = ["numpy.core.multiarray _reconstruct", "numpy ndarray", 0, b"b", 1]
+ARRAY: list[Atom] = ["numpy.core.multiarray _reconstruct", "numpy ndarray", 0, b"b", 1]
 DTYPE = "numpy dtype"
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 STRUCTURE = (
@@ -44,7 +44,7 @@ def read(data: bytes, where: str) -> list[Atom]:
 
 def _atoms(data: bytes) -> Iterator[Atom]:
     memo: dict[int, Atom] = {}
-    atom: list[Atom] = []  # of the last opcode, which has one or none
+    atom: list[Atom] = []  # what the last opcode stands for: one atom, or none
     operations: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(data)
     for op, arg, _ in operations:
         match op.name:
@@ -79,7 +79,7 @@ def array(atoms: list[Atom], key: bytes, shape: tuple[int, int]) -> np.ndarray |
     """The uint8 array of this shape after `key`: shape, element type, details of the type, is_fortran, bytes."""
     start = [*ARRAY, *shape, DTYPE]
     found = _after(key, atoms)[: len(start) + 16]
-    if found[: len(start)] != start or found[len(start)] not in (b"u1", b"|u1"):
+    if found[: len(start) + 1] not in ([*start, b"u1"], [*start, b"|u1"]):
         return None
     for fortran, content in pairwise(found):
         if isinstance(fortran, bool) and isinstance(content, bytes) and len(content) == shape[0] * shape[1]:
