@@ -176,6 +176,7 @@ def test_print(browser):
         browser, "['nav', '.buttons', '#theme', '.files'].map(s => getComputedStyle(document.querySelector(s)).display)"
     )
     assert set(hidden) == {"none"}
+    assert js(browser, "getComputedStyle(document.body).color") == "rgb(31, 36, 48)", "print is light"
     assert js(browser, f"getComputedStyle(document.querySelector(`{CURVES} [data-series=legend]`)).display") != "none"
     media(browser, "", "dark")
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
