@@ -121,7 +121,8 @@ def clients(measured: Sequence[Measured]) -> Table:
     for m in measured:
         if "clients" in m.best:
             entry = m.best["clients"]
-            figures = entry["top"], entry["mean"], min(entry["clients"]), max(entry["clients"])
+            each = entry["clients"]
+            figures = entry["top"], entry["mean"], min(each, default=None), max(each, default=None)
             rows.append([m.partition, m.label, str(m.seed), *map(_text, figures)])
     header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
     return Table("hessian-clients", "λ_max of the clients", header, rows, words=3)
