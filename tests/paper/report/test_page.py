@@ -118,9 +118,9 @@ def test_toggles_hide_and_show_curves(browser):
 
 
 def test_the_pointer_shows_the_values_of_its_round(browser):
-    said = hover(browser, CURVES, 0.5, 0.5)
-    assert said[0] == "round 250"
-    text = " ".join(said)
+    shown = hover(browser, CURVES, 0.5, 0.5)
+    assert shown[0] == "round 250"
+    text = " ".join(shown)
     # rows rise linearly to 40 and 41, 52 and 53, 50, 55 at round 500: half of the mean at round 250
     for name, value in (("FedAvg", "20.25"), ("FedAvg+MAN", "26.25"), ("FedDC", "25.00"), ("FedDC+MAN", "27.50")):
         assert re.search(rf"{re.escape(name)}\s+{value}(\s|$)", text), text
@@ -176,6 +176,7 @@ def test_print(browser):
         browser, "['nav', '.buttons', '#theme', '.files'].map(s => getComputedStyle(document.querySelector(s)).display)"
     )
     assert set(hidden) == {"none"}
+    assert js(browser, "getComputedStyle(document.body).color") == "rgb(31, 36, 48)", "print is light"
     assert js(browser, f"getComputedStyle(document.querySelector(`{CURVES} [data-series=legend]`)).display") != "none"
     media(browser, "", "dark")
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})

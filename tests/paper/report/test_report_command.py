@@ -34,9 +34,9 @@ def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
         json.dumps({"steps": [{"where": "here", "model": "cifar_cnn", "kind": "SAM", "ms": 2.0, "ratio": 1.98}]})
     )
     out = tmp_path / "page.html"
-    code, said, _ = run(capsys, place, "--out", out)
+    code, output, _ = run(capsys, place, "--out", out)
     assert code == 0
-    assert re.fullmatch(r"\S+page.html: 6 runs, \d+ pictures, \d+ tables, \d\.\d MB\n", said)
+    assert re.fullmatch(r"\S+page.html: 6 runs, \d+ pictures, \d+ tables, \d\.\d MB\n", output)
     page = out.read_text(encoding="utf-8")
     assert "b.jsonl: 1 runs have another result elsewhere" in page
     assert "40.50 ± 0.71" in page
@@ -66,9 +66,9 @@ def test_runs_on_the_embedded_data_and_a_single_run(tmp_path, capsys):
     assert "Digits" in page
     assert ">paper<" not in page
     assert "digits-dir0.3-partition" in page
-    code, said, _ = run(capsys, tmp_path / "runs" / "z0s0", "--out", tmp_path / "b.html")
+    code, output, _ = run(capsys, tmp_path / "runs" / "z0s0", "--out", tmp_path / "b.html")
     assert code == 0
-    assert "1 runs" in said
+    assert "1 runs" in output
 
 
 def test_text_from_files_is_text_on_the_page(place, tmp_path, capsys):
@@ -138,9 +138,9 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
 )
 def test_bad_input_is_one_line_and_writes_nothing(place, tmp_path, capsys, make, message):
     make(place)
-    code, said, error = run(capsys, place, "--out", tmp_path / "page.html")
+    code, output, error = run(capsys, place, "--out", tmp_path / "page.html")
     assert code == 2
-    assert said == ""
+    assert output == ""
     assert message in error
     assert len(error.splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["results"]
@@ -172,14 +172,14 @@ def test_what_was_not_finite_is_left_out(place, tmp_path, capsys):
     }
     record["models"]["all"]["density"] |= {"nodes": [[None, 1.0], [0.0]], "weights": [[0.5, 0.5], [0.5, 0.5]]}
     (place / "flatness.json").write_text(json.dumps(record))
-    code, said, _ = run(capsys, place, "--out", tmp_path / "page.html")
+    code, output, _ = run(capsys, place, "--out", tmp_path / "page.html")
     assert code == 0
-    assert "0 runs, 2 pictures" in said, "a surface and a map"
+    assert "0 runs, 2 pictures" in output, "a surface and a map"
 
 
 def test_one_results_file_is_enough(place, tmp_path, capsys):
     path = write(place / "a.jsonl", [row(40.0, zeta=0), row(41.0, zeta=0)])
-    code, said, _ = run(capsys, path, "--out", tmp_path / "page.html")
+    code, output, _ = run(capsys, path, "--out", tmp_path / "page.html")
     assert code == 0
-    assert "1 runs" in said
+    assert "1 runs" in output
     assert "a.jsonl: 1 runs have another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")

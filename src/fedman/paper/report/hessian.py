@@ -55,13 +55,12 @@ class Measured(Setting):
 
 def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
     """The models `all` of these records, in the paper's order; records of one run are put together."""
-    found: dict[tuple[object, ...], Measured] = {}
+    found: dict[Measured, Measured] = {}
     for record in records:
         if MODEL in record["models"]:
             run, variant = record["run"], _variant(record)
-            setting = run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant
-            measured = found.setdefault((*setting, run["seed"]), Measured(*setting, run["seed"], []))
-            measured.files.append(record["models"][MODEL])
+            new = Measured(run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant, run["seed"], [])
+            found.setdefault(new, new).files.append(record["models"][MODEL])
     return sorted(
         found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.variant, m.zeta, m.seed)
     )
@@ -74,9 +73,9 @@ def samples(entry: Measurement) -> int:
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
-    groups: dict[tuple[str, str], dict[str, list[Measured]]] = {}
+    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
     for m in measured:
-        groups.setdefault((m.dataset, m.partition), {}).setdefault(f"{m.label} {m.zeta}", []).append(m)
+        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.label, m.zeta), []).append(m)
     return [_table(*key, list(members.values())) for key, members in groups.items()]
 
 
@@ -122,7 +121,8 @@ def clients(measured: Sequence[Measured]) -> Table:
     for m in measured:
         if "clients" in m.best:
             entry = m.best["clients"]
-            figures = entry["top"], entry["mean"], min(entry["clients"]), max(entry["clients"])
+            each = entry["clients"]
+            figures = entry["top"], entry["mean"], min(each, default=None), max(each, default=None)
             rows.append([m.partition, m.label, str(m.seed), *map(_text, figures)])
     header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
     return Table("hessian-clients", "λ_max of the clients", header, rows, words=3)
@@ -163,7 +163,7 @@ def plain_and_man(measured: Sequence[Measured]) -> list[tuple[Measured, Measured
 
 
 def _variant(record: FlatnessRecord) -> str:
-    """How the measured run differs from the paper's setting; files of earlier versions do not say."""
+    """How the measured run differs from the paper's setting; unknown in files of earlier versions."""
     run = record["run"]
     keys = {key: run[key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
     return papers_variant({**run["config"], **keys}) if "config" in run else ""

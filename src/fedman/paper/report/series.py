@@ -20,7 +20,7 @@ from fedman.runs.records import LOCAL, ResultRow, Settings, axes
 
 AXES = ("dataset", "partition", "algorithm", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
-"""Keys that neither name a series nor make it a variant; series of several precisions are told apart by `series`."""
+"""Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
 
 
 @dataclass(frozen=True)
