@@ -26,12 +26,8 @@ for _name, _value in QUIET.items():
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch on first use: a client process that only answers a query does not need it."""
-    if name in ("man_mod", "with_man"):
-        from fedman.flower import dropin
+    if name not in __all__:
+        raise AttributeError(f"module 'fedman.flower' has no attribute {name!r}")
+    from fedman.flower import dropin, strategy
 
-        return getattr(dropin, name)
-    if name == "Screened":
-        from fedman.flower.strategy import Screened
-
-        return Screened
-    raise AttributeError(f"module 'fedman.flower' has no attribute {name!r}")
+    return getattr(strategy if name == "Screened" else dropin, name)

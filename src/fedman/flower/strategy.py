@@ -24,7 +24,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore.run import Run
 
 from fedman.errors import UserError
 from fedman.flower.messages import REFUSED
@@ -70,7 +69,7 @@ class Screened(Strategy):
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """As `Strategy.start`, but a reply that cannot be unpacked is refused and does not end the run."""
-        return super().start(_TolerantGrid(grid), *args, **kwargs)
+        return super().start(_TolerantGrid(grid), *args, **kwargs)  # type: ignore[arg-type]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -167,11 +166,14 @@ class Screened(Strategy):
         return math.hypot(*moved)
 
 
-class _TolerantGrid(Grid):
+class _TolerantGrid:
     """A grid that turns a reply which cannot be unpacked into an error reply of its sender."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send the messages and wait until all replies have arrived or the time is over."""
@@ -183,25 +185,6 @@ class _TolerantGrid(Grid):
             else reply
             for i, reply in replies.items()
         ]
-
-    def set_run(self, run: Run) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
 
 
 def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
