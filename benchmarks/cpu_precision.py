@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedman.execution.one_by_one import OneByOne
-from fedman.models import MLP, ResNet18, cifar_cnn, small_cnn, tiny_cnn
+from fedman.models.convnet import cifar_cnn, small_cnn, tiny_cnn
+from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
+from fedman.models.resnet import ResNet18
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "MLP 64-64-32": (MLP((64,), 10), (64,), 50),

@@ -30,9 +30,9 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.flatness import Hessian, landscape, random_direction
-from fedman.models import cifar_cnn
-from fedman.paper.flatness.measure import BATCH, Request, Subject
-from fedman.paper.flatness.runs import Samples, read_data, read_run, restore, select_samples, training_samples
+from fedman.models.convnet import cifar_cnn
+from fedman.paper.flatness.finished_runs import Samples, read_data, read_run, restore, select_samples, training_samples
+from fedman.paper.flatness.measure import BATCH, Measurer, Request
 
 Product = Callable[[Tensor], Tensor]  # rows [k, P] to rows [k, P]
 
@@ -204,10 +204,11 @@ FIGURES = ("value", "error", "products", "seconds", "converged", "mean")
 def measures(model: nn.Module, samples: Samples, names: list[str], options: argparse.Namespace) -> Iterator[dict]:
     for name in names:
         request = Request(**REQUESTS[name], batch_size=options.batch_size, keep_graphs=options.keep_graphs)
-        for measurement, result in Subject(model, samples, request).run():
-            figures = {key: result[key] for key in FIGURES if key in result}
-            top = {"top": result["values"][0]} if "values" in result else {}
-            yield {"request": name, "measurement": measurement} | top | figures
+        for measured in Measurer(model, samples, request).run():
+            for measurement, result in measured.items():
+                figures = {key: result[key] for key in FIGURES if key in result}
+                top = {"top": result["values"][0]} if "values" in result else {}
+                yield {"request": name, "measurement": measurement} | top | figures
 
 
 def landscapes(model: nn.Module, x: Tensor, y: Tensor, batch: int, clock: Clock) -> Iterator[dict]:

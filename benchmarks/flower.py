@@ -1,16 +1,16 @@
 """Flower's simulation engine against fedman's in-process simulator: one FedAvg round of ten of 100 clients, paper CNN.
 
     python benchmarks/flower.py [--epochs 5] [--rounds 3] [--repeats 2] [--zeta 0.15]
-    python benchmarks/flower.py --bytes        # what travels in a round, by algorithm
-    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, processes cold and warm
+    python benchmarks/flower.py --bytes        # bytes sent in a round, by algorithm
+    python benchmarks/flower.py --deployment   # SuperLink and two SuperNodes on loopback, with both SuperExecs
 
-- fedman: `fedman.run`, in this process, as it comes (bf16 where the CPU has instructions for it) and in fp32;
-- fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU a client;
-- Flower's own: its FedAvg strategy with its default of two CPUs a client, around a client as Flower apps have it
-  (DataLoader, augmentation in numpy, a sync a step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and
-  under autocast in bf16.
+- fedman: `fedman.run`, in this process, with its default precision (bf16 if the CPU supports it) and in fp32;
+- fedman on Flower: `fedman flower simulate`, the same work and the same bits, one CPU per client;
+- Flower's own: its FedAvg strategy with its default of two CPUs per client, and a typical client (DataLoader,
+  augmentation in numpy, a sync per step; MAN, with --zeta, by hooks and `a.square().mean()`), in fp32 and under
+  autocast in bf16.
 
-Interleaved in one run; the first round of each start (imports, data) does not count. The images are random.
+The variants alternate; the first round after each start (imports, data) is not counted. The images are random.
 """
 
 import argparse
@@ -43,18 +43,18 @@ from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 from fedman.flower.simulation import simulate
-from fedman.models import cifar_cnn
+from fedman.models.convnet import cifar_cnn
 from fedman.models.parameters import flatten
 from fedman.runs import experiment
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 
 
 def settings(folder: Path, epochs: int, rounds: int, size: int, zeta: float) -> tuple[Config, Dataset]:
-    """Random images of CIFAR's shape; a test set so small that evaluation does not count."""
+    """Random images of CIFAR's shape; a test set so small that evaluation takes no time."""
     rng, path = np.random.default_rng(0), folder / f"images-{size}.npz"
     x = rng.integers(0, 256, (CLIENTS * size + 100, 32, 32, 3), dtype=np.uint8)
     y = np.arange(len(x)) % CLASSES
@@ -72,7 +72,7 @@ def in_process(config: Config, data: Dataset) -> list[float]:
 
 def on_flower(config: Config, folder: Path) -> list[float]:
     out = Path(tempfile.mkdtemp(dir=folder))
-    return [record["seconds"] for record in simulate(config, Service(), out=out, device="cpu").rounds[1:]]
+    return [record["seconds"] for record in simulate(config, ServerOptions(), out=out, device="cpu").rounds[1:]]
 
 
 def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = False) -> list[float]:
@@ -123,7 +123,7 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = 
 
 
 def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
-    """Seconds of each round but the first of two clients on loopback: their work is next to nothing."""
+    """Seconds of each round but the first, with two clients on loopback that have almost no work."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
     from deployment import Deployment
 
@@ -134,7 +134,7 @@ def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
         words = f"dataset=digits clients=2 participation=1 epochs=1 rounds={rounds} algorithm=feddc wait=300"
         run = net.run(root / "app", f'settings="{words}" out="{root}/out"', timeout=1200)
         assert run.completed, run.details
-    return [record["seconds"] for record in read_rounds(root / "out" / "rounds.jsonl")[1:]]
+    return [record["seconds"] for record in RunFolder(root / "out").read_rounds()[1:]]
 
 
 def wire(records: RecordDict) -> int:
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def compare(work: str, ways: dict[str, Callable[[], list[float]]], repeats: int) -> None:
-    """Play all ways in turn; the median round of each, and how much longer it takes than the first."""
+    """Run all ways in turn; print the median round of each, and its ratio to the first."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedman import ActivationNorm
 from fedman.flatness import Hessian, eigenpairs, hutchpp
-from fedman.paper.flatness.runs import read_data, read_run, restore, select_samples, training_samples
+from fedman.paper.flatness.finished_runs import read_data, read_run, restore, select_samples, training_samples
 
 
 class Regularised(nn.Module):

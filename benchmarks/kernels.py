@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedman.kernels import StackedConvNet, activation, clip_update, conv, first, gram, head, linear, reference
-from fedman.models import ConvNet, cifar_cnn, tiny_cnn
+from fedman.kernels import activation, conv, first_stage, gram, head, linear
+from fedman.kernels.convnet import StackedConvNet
+from fedman.kernels.update import clip_update
+from fedman.models.convnet import ConvNet, cifar_cnn, tiny_cnn
+from fedman.models.parameters import ParameterLayout
+from fedman.penalties.man import ActivationNorm
 
 DEVICE = torch.device("cuda")
 MODELS: dict[str, tuple[Callable[..., ConvNet], tuple[int, int, int], int]] = {
@@ -77,12 +83,23 @@ def problem(name: str, clients: int, batch: int) -> tuple[ConvNet, tuple[int, in
     return model, shape, W, x, torch.randint(classes, (clients, batch), device=DEVICE)
 
 
+def exact_losses(model: ConvNet, W: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy [S] and MAN terms [S, L] of the module itself, one client after the other."""
+    layout, ce, terms = ParameterLayout.of(model), [], []
+    with ActivationNorm(model) as man:
+        for row, images, labels in zip(W, x, y, strict=True):
+            logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
+            ce.append(F.cross_entropy(logits, labels))
+            terms.append(torch.stack(list(man.terms().values())))
+    return torch.stack(ce), torch.stack(terms)
+
+
 def errors(name: str, precision: str) -> dict[str, Any]:
     """Relative errors of losses and gradient against the module in float64, and whether two runs agree to the bit."""
     model, shape, W, x, y = problem(name, 3, 50)
     zeta = torch.tensor([0.0, 0.15, 1.0], device=DEVICE)
     W64 = W.double().requires_grad_()
-    ce64, man64 = reference.losses(model.double(), W64, x.double(), y)
+    ce64, man64 = exact_losses(model.double(), W64, x.double(), y)
     (grad64,) = torch.autograd.grad((ce64 + zeta * man64.sum(1)).sum(), W64)
     net = StackedConvNet(model, shape, precision)
     values, again = (net.gradient(W, x, y, zeta[:, None]) for _ in range(2))
@@ -158,17 +175,17 @@ def stage_cases(
                 Case(f"{label} statistics", lambda o: gram.statistics(stage, w, norm, grams, o or gram.STATISTICS),
                      0, 4 * grams.numel(), grid(BO=[32, 64], num_warps=[4, 8])),
             ]  # fmt: skip
-        pooled, arg = first.forward(stage, x, w, share, stats, man, strides, precision)
+        pooled, arg = first_stage.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
-        gradients = part = first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
+        gradients = part = first_stage.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision)
         tiles = grid(BM=[32, 64], BO=[32], CHUNK=[chunk] if norm else [256], num_warps=[4], num_stages=[1, 2, 3])
         back = [t | {"CHUNK": n} for t in tiles for n in ([chunk] if norm else [512, 1024])]
         out += [
             Case(f"{label} stage forward",
-                 lambda o: first.forward(stage, x, w, share, stats, man, strides, precision, o),
+                 lambda o: first_stage.forward(stage, x, w, share, stats, man, strides, precision, o),
                  flops, read + weights + small, tiles),
             Case(f"{label} stage backward",
-                 lambda o: first.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision, o),
+                 lambda o: first_stage.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision, o),
                  2 * flops, read + weights + small, back),
         ]  # fmt: skip
         if norm:

@@ -1,10 +1,10 @@
-"""What the MAN term costs: one training step of the paper's CIFAR-100 CNN without it, with it, with the obvious
-`a.square().mean()`, and a step of SAM; all interleaved in one run, so that the ratios hold on a busy machine.
+"""The cost of the MAN term: a training step of the paper's CIFAR-100 CNN without it, with it, with the straightforward
+`a.square().mean()`, and a step of SAM; interleaved in one run, so that the ratios are valid on a busy machine.
 
     python benchmarks/man_cost.py [--device cpu|cuda] [--threads 1 2] [--steps 30] [--batch 50] [--out cost.json]
 
-On cuda also under a CUDA graph: launched one by one from Python, a model this small leaves the GPU idle most of
-the time, and the first table shows the cost of Python, not of the arithmetic.
+On cuda also in a CUDA graph: launched one by one from Python, the kernels of such a small model leave the GPU idle
+most of the time, and the first table shows the cost of Python, not of the arithmetic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step = Callable[[], object]
 
 
 def naive_man(model: nn.Module) -> Callable[[], Tensor]:
-    """The term as one would write it: keep the activations, square, average, add."""
+    """The term without `ActivationNorm`: keep the activations, square, average, add."""
     taps: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, nn.ReLU):
@@ -117,8 +117,8 @@ def compare(title: str, steps: dict[str, Step], device: str, rounds: int) -> lis
     return found
 
 
-def keep(path: Path, found: list[dict[str, object]]) -> None:
-    """Add these times to a file for `fedman report`; those of the same place are replaced."""
+def save(path: Path, found: list[dict[str, object]]) -> None:
+    """Add these times to a file for `fedman report`, replacing earlier ones of the same machine and setting."""
     before = json.loads(path.read_text())["steps"] if path.exists() else []
     places = {entry["where"] for entry in found}
     steps = [*(entry for entry in before if entry["where"] not in places), *found]
@@ -148,7 +148,7 @@ def main() -> None:
         graphs = {kind: captured(training_step(kind, options.batch, "cuda")) for kind in KINDS}
         found += compare(f"{where}, CUDA graph", graphs, "cuda", options.steps)
     if options.out:
-        keep(options.out, found)
+        save(options.out, found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
-from fedman.models import cifar_cnn
+from fedman.models.convnet import cifar_cnn
 from fedman.training.aggregate import collect
 from fedman.training.settings import Training
 from man_cost import naive_man

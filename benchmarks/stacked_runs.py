@@ -23,7 +23,7 @@ from fedman.data import Dataset
 from fedman.data.catalog import lookup
 from fedman.execution import cuda_graphs as graphs
 from fedman.execution.transfer import Fetched
-from fedman.paper.presets import ZETA
+from fedman.paper.presets import PRESETS, ZETA
 from fedman.runs import experiment
 from fedman.training import aggregate
 
@@ -36,14 +36,14 @@ def random_images(name: str) -> Dataset:
     (n, side), spec, rng = SHAPES[name], lookup(name), np.random.default_rng(0)
     x = rng.integers(0, 256, (n + 10_000, side, side, 3), dtype=np.uint8)
     y = np.arange(len(x)) % spec.classes
-    return Dataset(name, x[:n], y[:n], x[n:], y[n:], spec.classes, spec.mean, spec.std, augment=True)
+    return Dataset(name, x[:n], y[:n], x[n:], y[n:], spec.classes, spec.mean, spec.std, augment=True, iid=spec.iid)
 
 
 def settings(dataset: str, algorithm: str, runs: int, precision: str) -> list[Config]:
     """So many cells of the paper's table."""
     cells = [(p, z, s) for s in range(3) for p in ("dir0.3", "dir0.6", "iid") for z in (0, ZETA[dataset])]
     shared = {"algorithm": algorithm, "precision": precision, "cohort": "fixed", "rounds": WARM + TIMED + PROFILED + 1}
-    return [resolve({**shared, "zeta": z, "seed": s}, f"{dataset}-{p}") for p, z, s in cells[:runs]]
+    return [resolve({**shared, "zeta": z, "seed": s}, PRESETS[f"{dataset}-{p}"]) for p, z, s in cells[:runs]]
 
 
 class Clock:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_data_bad_cifar as cifar
-import test_data_bad_images as images
-import test_data_bad_npz as npz
-from data_bad_files import Bomb, Case, Range, put, shrink
+import test_cifar as cifar
+import test_idx as idx
+import test_npz as npz
+import test_tiny_imagenet as tiny_imagenet
+from data_bad_files import Bomb, Case, Sandbox, put, shrink
 
 import fedman
 from faults.tally import Tally
@@ -47,8 +48,8 @@ def cases() -> Iterator[tuple[str, str, Case]]:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         for value in (Bomb(), {"data": [Bomb()]}):
             yield "live pickle bombs: the canary never runs", "cifar100", python_batch("refused", value, protocol)
-    yield from (("Tiny-ImageNet zips and folders", "tiny-imagenet", case) for case in images.TINY.values())
-    yield from (("IDX files", "mnist", case) for case in images.IDX.values())
+    yield from (("Tiny-ImageNet zips and folders", "tiny-imagenet", case) for case in tiny_imagenet.TINY.values())
+    yield from (("IDX files", "mnist", case) for case in idx.IDX.values())
     for says, build in npz.CASES.values():
         yield "npz files", f"npz:{{root}}/{npz.FILE}", Case(npz.FILE, says, build)
 
@@ -68,7 +69,7 @@ def problem_of(scratch: Path, patch: pytest.MonkeyPatch, dataset: str, case: Cas
     folder = Path(tempfile.mkdtemp(dir=scratch))
     patch.setenv("CANARY", str(folder / "canary"))
     try:
-        place = Range(folder, scratch / "default")
+        place = Sandbox(folder, scratch / "default")
         place.refuses(dataset.format(root=place.root), case)
     except (Exception, pytest.fail.Exception) as error:
         return f"{case.file}, {case.says}: {type(error).__name__}: {error}"

@@ -46,10 +46,10 @@ TARGETS = {
     "algorithms": Target(
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
-    "man.py": Target("man.py", tuple(f"man/test_man{part}.py" for part in MAN)),
+    "the MAN term": Target("penalties/man.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
     "screening in the simulator": Target(
-        "engine.py",
-        ("test_engine.py", "test_memory.py", REFERENCE),
+        "training/engine.py",
+        ("training/test_engine.py", "backends/test_lack_of_memory.py", REFERENCE),
         ("Engine.launch", "Engine.make_room", "Engine.end", "Engine.settle", "weighted_sum"),
     ),
     "screening on Flower": Target("flower/screen.py", ("flower/test_screen.py",)),

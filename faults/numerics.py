@@ -19,7 +19,7 @@ from faults.tally import Tally
 from federations import COHORTS, play, samples, simulation
 from fedman.algorithms import ALGORITHMS
 from fedman.errors import Diverged, UserError
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 RATES = (1.0, 100.0, 1e4, 1e9, 1e30)
 WEIGHTS = (0.0, 1e3, 1e12, 3e38)
@@ -59,7 +59,7 @@ def blown_up(scratch: Path, algorithm: str, **keys: float) -> str | None:
         return f"{where}: {type(error).__name__}: {error}"
     figures = [
         value
-        for record in read_rounds(out / "rounds.jsonl")
+        for record in RunFolder(out).read_rounds()
         for value in (record["loss"], record["lr"], *record["man"].values(), *record["test_loss"].values())
     ]
     return None if all(map(math.isfinite, figures)) else f"{where}: recorded a number that is not finite"

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -112,7 +112,7 @@ def tail(log: Path) -> str:
 
 def fingerprint(out: Path) -> dict[str, str]:
     """The sha256 of a finished run's weights, records and summary; what time it took is left out."""
-    records = [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(out / "rounds.jsonl")]
+    records = [{k: v for k, v in r.items() if k != "seconds"} for r in RunFolder(out).read_rounds()]
     summary = json.loads((out / "summary.json").read_bytes())
     summary.pop("seconds")
     summary["config"].pop("checkpoint_seconds")

@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_cli import BAD_KEYS, BAD_TOML, furnish
-
+from cli.test_commands import BAD_KEYS, BAD_TOML, furnish
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli.commands import main
-from fedman.config import HYPERPARAMETERS, Config
+from fedman.config import KEYS, Config, hyperparameter_model
 
 Words = list[str]
 SECONDS = 20  # more than enough for a refusal, also on a busy machine
@@ -23,6 +22,8 @@ MEBIBYTES = 512  # what all refusals together may take
 NO_SUCH_DEVICE = ["--device", "nowhere"]  # a configuration that passes is refused for this, and not trained
 
 JUNK = ("abc", "nan", "[1]", "{}", "1e999", "--1", "0x1F", "½", "1 2", "None", "9" * 5000, "\x00", "\udcff", "true\n1")
+HYPERPARAMETERS = hyperparameter_model(tuple(ALGORITHMS.values())).model_fields
+ALL_KEYS = {**KEYS, **HYPERPARAMETERS}
 FREE = {"data_dir", "clip"}  # a path may be anything; clip may be infinite
 UNBOUNDED = {"zeta", "lr", "weight_decay", "clip", "checkpoint_seconds", *HYPERPARAMETERS}
 
@@ -72,21 +73,21 @@ def all_settings(tally: Tally, scratch: Path, every: int) -> None:
 
 
 def mistyped() -> Iterator[Words]:
-    for key in Config.model_fields:
+    for key in ALL_KEYS:
         for typo in (key[:-1], key + key[-1], key.upper(), key.replace("_", "-") + "-", f" {key}", f"{key}[0]"):
-            if typo not in Config.model_fields:
+            if typo not in ALL_KEYS:
                 yield ["run", f"{typo}=1", *NO_SUCH_DEVICE]
 
 
 def wrong_kinds() -> Iterator[Words]:
-    for key in Config.model_fields:
+    for key in ALL_KEYS:
         for value in JUNK:
             if key not in FREE:
                 yield ["run", f"{key}={value}", *NO_SUCH_DEVICE]
 
 
 def out_of_range() -> Iterator[Words]:
-    for key, info in Config.model_fields.items():
+    for key, info in ALL_KEYS.items():
         if "float" in str(info.annotation) or "int" in str(info.annotation):
             for value in ("-1", "-1e-9", "-9" * 9, "-inf" if key in UNBOUNDED else "1e300"):
                 yield ["run", *owner(key), f"{key}={value}", *NO_SUCH_DEVICE]
@@ -94,13 +95,13 @@ def out_of_range() -> Iterator[Words]:
 
 def owner(key: str) -> Words:
     """The choice of an algorithm that has a hyper-parameter."""
-    return next(([f"algorithm={name}"] for name in ALGORITHMS if key in hyperparameters(name)), [])
+    return next(([f"algorithm={name}"] for name in ALGORITHMS if key in hyperparameters(ALGORITHMS[name])), [])
 
 
 def contradictions() -> Iterator[Words]:
     for name in ALGORITHMS:
         for key in HYPERPARAMETERS:
-            if key not in hyperparameters(name):
+            if key not in hyperparameters(ALGORITHMS[name]):
                 yield ["run", f"algorithm={name}", f"{key}=0", *NO_SUCH_DEVICE]
     yield ["run", "man_variant=tiny-code", *NO_SUCH_DEVICE]
     yield ["run", "clients=1000000", "partition=iid"]
@@ -111,7 +112,7 @@ def contradictions() -> Iterator[Words]:
 
 
 def sweeps() -> Iterator[Words]:
-    for key in Config.model_fields:
+    for key in ALL_KEYS:
         if key not in FREE:
             yield ["sweep", f"{key}=\x00,\x01", *NO_SUCH_DEVICE]
     yield ["sweep", "seed=" + ",".join(map(str, range(100_000))), *NO_SUCH_DEVICE]
@@ -121,7 +122,7 @@ def sweeps() -> Iterator[Words]:
 
 def files() -> Iterator[str]:
     """Configuration files of the wrong type, shape or size."""
-    for key in Config.model_fields:
+    for key in ALL_KEYS:
         yield f"{key} = []"
         yield f"{key} = 2020-01-01T00:00:00"
         yield f"{key}.a = 1"

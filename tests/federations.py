@@ -14,7 +14,7 @@ from fedman.backends.in_process import InProcess, default_chunk
 from fedman.errors import Diverged
 from fedman.execution.choice import choose
 from fedman.execution.executor import Executor
-from fedman.models import MLP
+from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.runs.build import build, relative_sizes
 from fedman.training.aggregate import Outcome, collect

@@ -25,14 +25,15 @@ def test_readme_commands_exist():
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
     from fedman.config import overrides
-    from fedman.runs.sweep import cells
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import cells
 
     lines = re.findall(r"^fedman (?:run|sweep) (.*?)(?:  #.*)?$", README, re.MULTILINE)
     assert len(lines) == 2
     for line in lines:
         words = line.split()
         preset = words[words.index("--preset") + 1]
-        assert cells(overrides(w for w in words if "=" in w), preset)
+        assert cells(overrides(w for w in words if "=" in w), find_sweep(preset))
 
 
 def test_links_lead_somewhere():

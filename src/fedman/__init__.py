@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedman.errors import Diverged, UserError
@@ -11,16 +12,11 @@ if TYPE_CHECKING:
     from fedman.penalties.man import ActivationNorm
 
 __all__ = ["ActivationNorm", "Diverged", "UserError", "run"]
+_MODULES = {"run": "fedman.api", "ActivationNorm": "fedman.penalties.man"}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is asked for, so that the command line starts at once."""
-    if name == "run":
-        from fedman.api import run
-
-        return run
-    if name == "ActivationNorm":
-        from fedman.penalties.man import ActivationNorm
-
-        return ActivationNorm
-    raise AttributeError(f"module 'fedman' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedman' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -9,13 +9,14 @@ from torch import nn
 
 from fedman.config import CUSTOM, resolve
 from fedman.data import Dataset, from_arrays
+from fedman.paper.presets import find_preset
 from fedman.runs import experiment
 
 
 def run(
     *,
-    dataset: str | Dataset | tuple[Any, Any, Any, Any] = "digits",
-    model: str | nn.Module = "",
+    dataset: str | Dataset | tuple[Any, Any, Any, Any] | None = None,
+    model: str | nn.Module | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -27,21 +28,26 @@ def run(
 
     `dataset`: a name, or your own arrays (x_train, y_train, x_test, y_test), or a `fedman.data.Dataset`.
     `model`: a name, or your own `nn.Module`, whose weights are the start.
-    The other keys are those of `fedman run`; `fedman list` explains them.
+    The other keys are those of `fedman run`, the algorithm's hyper-parameters among them; `fedman list` explains them.
+    What is not given is the preset's value, or the default.
 
-    >>> result = run(dataset="digits", clients=10, rounds=2, algorithm="feddc", zeta=0.15)
+    >>> result = run(dataset="digits", clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
     >>> sorted(result.models)
     ['all', 'cloud', 'sel']
     """
-    data = None
-    if not isinstance(dataset, str):
-        data = dataset if isinstance(dataset, Dataset) else from_arrays(*dataset)
-        keys["dataset"] = data.name
-    elif preset is None or dataset != "digits":
-        keys["dataset"] = dataset
-    own = model if isinstance(model, nn.Module) else None
-    if own is not None or model:
-        keys["model"] = CUSTOM if own is not None else model
+    own_data = from_arrays(*dataset) if isinstance(dataset, tuple | list) else dataset
+    if isinstance(own_data, Dataset):
+        keys["dataset"] = own_data.name
+    elif own_data is not None:
+        keys["dataset"] = own_data
+    if model is not None:
+        keys["model"] = CUSTOM if isinstance(model, nn.Module) else model
     return experiment.run(
-        resolve(keys, preset), data=data, model=own, out=out, resume=resume, device=device, progress=progress
+        resolve(keys, find_preset(preset)),
+        data=own_data if isinstance(own_data, Dataset) else None,
+        model=model if isinstance(model, nn.Module) else None,
+        out=out,
+        resume=resume,
+        device=device,
+        progress=progress,
     )

@@ -1,33 +1,40 @@
-"""The configuration of a run: flat keys, checked all at once, resolved to the last default.
+"""The configuration of a run: flat keys, validated together, with all defaults filled in.
 
-This is the edge of the package: pydantic stays here, training reads plain attributes.
+Training reads plain attributes of `Config` and does not import pydantic.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fedman.algorithms import ALGORITHMS, hyperparameters
+from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_npz, lookup, partition
-from fedman.errors import UserError
-from fedman.paper.presets import PRESETS, SWEEPS, paper_hyperparameters
+from fedman.errors import UserError, nearest
+from fedman.models import ANY_SHAPE, MODELS, man_variant
+from fedman.training.settings import Training
 
-CUSTOM = "custom"  # arrays or a module handed over in Python
+CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_MISTAKES = 40  # in one message
-MODELS = ("cifar_cnn", "tiny_cnn", "small_cnn", "mlp", "resnet18_gn")
+MAN_VARIANTS = ", ".join(
+    ["formula", *(f"{v} (model {name})" for name, spec in MODELS.items() for v in spec.man_variants)]
+)
+TRAINING = Training()  # the defaults
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Hyper = Mapping[str, bool | int | float]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Config(BaseModel):
@@ -35,7 +42,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    dataset: str = Field("digits", description="data set by name, or npz:PATH for your own arrays")
+    dataset: str = Field(next(iter(SPECS)), description="data set by name, or npz:PATH for your own arrays")
     data_dir: str | None = Field(None, description="where data sets lie [$FEDMAN_DATA or ~/.cache/fedman]")
     augment: bool | None = Field(None, description="mirror and crop training images [natural images only]")
     partition: str = Field("dir0.3", description="iid, dirX (Dirichlet) or pathC (C classes a client)")
@@ -47,29 +54,24 @@ class Config(BaseModel):
     schedule_seed: Seed = Field(0, description="seed of the cohorts, apart from the run's")
 
     model: str = Field("", description="model by name [by data set]")
-    algorithm: str = Field("fedavg", description="federated algorithm by name")
-    zeta: NotNegative = Field(0.0, description="ζ, weight of the MAN term; 0 = plain algorithm")
+    algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name")
+    zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the MAN term; 0 = plain algorithm")
     man_logits: bool = Field(True, description="count the logits among MAN's layers (the paper's formula)")
-    man_variant: Literal["formula", "tiny-code"] = Field(
-        "formula", description="tiny-code: the MAN term of the authors' Tiny-ImageNet code"
-    )
-    alpha: NotNegative | None = Field(None, description="α of FedDyn, FedDC, FedSpeed")
-    rho: NotNegative | None = Field(None, description="ρ, ascent length of FedSAM, FedASAM, FedSpeed")
-    eta: NotNegative | None = Field(None, description="η_a of FedASAM")
-    mu: NotNegative | None = Field(None, description="μ of FedProx")
-    stale_ascent: bool | None = Field(None, description="FedSpeed as in the MAN authors' code")
-    decayed: bool | None = Field(None, description="FedDC, SCAFFOLD: control states with the decayed rate")
+    man_variant: str = Field("formula", description=f"form of the MAN term: {MAN_VARIANTS}")
+    hyper: Hyper = Field({}, description="hyper-parameters of the algorithm; in files and words they are flat keys")
 
     rounds: Count = Field(500, description="T, number of rounds")
-    epochs: Epochs = Field(5, description="E, local epochs a round")
-    batch_size: Count = Field(50, description="B, samples a local step")
-    lr: Positive = Field(0.1, description="η_0, local learning rate of round 0")
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.998, description="factor on the rate every round")
-    weight_decay: NotNegative = Field(1e-3, description="λ, L2 decay on every parameter")
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=True)] = Field(
-        10.0, description="C, bound on a gradient's norm; inf = none"
+    epochs: Epochs = Field(TRAINING.epochs, description="E, local epochs a round")
+    batch_size: Count = Field(TRAINING.batch_size, description="B, samples a local step")
+    lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        TRAINING.lr_decay, description="factor on the rate every round"
     )
-    seed: Seed = Field(0, description="initial weights, batch order, augmentation")
+    weight_decay: NotNegative = Field(TRAINING.weight_decay, description="λ, L2 decay on every parameter")
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=True)] = Field(
+        TRAINING.clip, description="C, bound on a gradient's norm; inf = none"
+    )
+    seed: Seed = Field(TRAINING.seed, description="initial weights, batch order, augmentation")
 
     target: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None, description="accuracy in percent for rounds-to-target [by data set]"
@@ -84,11 +86,6 @@ class Config(BaseModel):
     tensorboard: bool = Field(False, description="also write a TensorBoard log")
 
     @property
-    def hyper(self) -> dict[str, Any]:
-        """The chosen algorithm's hyper-parameters."""
-        return {name: getattr(self, name) for name in hyperparameters(self.algorithm)}
-
-    @property
     def source(self) -> tuple[str, str | None]:
         """The arguments of `fedman.data.load`."""
         return self.dataset, self.data_dir
@@ -99,84 +96,124 @@ class Config(BaseModel):
         return ALGORITHMS[self.algorithm].title + ("+MAN" if self.zeta > 0 else "")
 
     def flat(self) -> dict[str, Any]:
-        """The keys that have a value, for `config.toml` and `summary.json`."""
-        return self.model_dump(exclude_none=True)
+        """The keys that have a value, hyper-parameters among them, for `config.toml` and `summary.json`."""
+        values = self.model_dump(exclude_none=True)
+        return {k: v for key, value in values.items() for k, v in (value if key == "hyper" else {key: value}).items()}
 
 
-HYPERPARAMETERS = sorted({name for algorithm in ALGORITHMS for name in hyperparameters(algorithm)})
+KEYS = {key: field for key, field in Config.model_fields.items() if key != "hyper"}
+"""The keys that every run has, whatever its algorithm."""
 
 
-def resolve(values: Mapping[str, Any], preset: str | None = None) -> Config:
+@dataclass(frozen=True)
+class Preset:
+    """Settings under one name: values of keys, and hyper-parameters that depend on the other settings."""
+
+    keys: Mapping[str, Any]
+    hyper: Callable[[Config], Hyper] = lambda config: {}
+
+
+def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
-    if preset in SWEEPS:
-        raise UserError(f"preset: {preset!r} is a sweep of many runs; use fedman sweep --preset {preset}")
-    if preset is not None and preset not in PRESETS:
-        raise UserError(f"preset: no preset named {preset!r}{nearest(preset, PRESETS)}")
-    given = {**(PRESETS[preset] if preset else {}), **values}
-    mistakes = [
-        f"{key}: no such key{nearest(key, Config.model_fields)}" for key in given if key not in Config.model_fields
-    ]
-    known = {key: value for key, value in given.items() if key in Config.model_fields}
-    try:
-        config = Config.model_validate(known)
-    except ValidationError as error:
-        wrong = {str(e["loc"][0]) for e in error.errors()}
-        mistakes += _told(error)
-        config = Config.model_validate({k: v for k, v in known.items() if k not in wrong})
-    mistakes += _cross_checks(config, known)
+    given = {**(preset.keys if preset else {}), **values}
+    config, mistakes = _validate(Config, {key: value for key, value in given.items() if key in KEYS})
+    known = config.algorithm in ALGORITHMS
+    own = hyperparameter_model((ALGORITHMS[config.algorithm],) if known else tuple(ALGORITHMS.values()))
+    chosen = {key: value for key, value in given.items() if key in own.model_fields and value is not None}
+    hyper, hyper_mistakes = _validate(own, chosen)
+    mistakes = [*_unknown_keys(given, config.algorithm, own), *mistakes, *hyper_mistakes]
+    mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
+    mistakes += _check_names(config)
     if len(mistakes) == 1:
         raise UserError(mistakes[0])
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
-    return _filled(config, bool(preset))
+    config = _fill_defaults(config)
+    preset_hyper = preset.hyper(config) if preset else {}
+    filled = {**hyper.model_dump(), **preset_hyper, **hyper.model_dump(exclude_unset=True)}
+    return config.model_copy(update={"hyper": filled})
 
 
-def parsed(key: str, text: str) -> Any:
+@cache
+def hyperparameter_model(algorithms: tuple[type[Algorithm], ...]) -> type[BaseModel]:
+    """The dataclass fields of these algorithms as a pydantic model, which parses and validates their values."""
+    found: dict[str, Any] = {
+        f.name: (get_type_hints(algorithm)[f.name], Field(f.default, **f.metadata))
+        for algorithm in algorithms
+        for f in fields(algorithm)
+    }
+    return create_model("Hyperparameters", __config__=Config.model_config, **found)
+
+
+def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> Any:
     """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
+    model = Config if key in KEYS else hyperparameter_model(tuple(algorithms))
+    parsed, mistakes = _validate(model, {key: text})
+    if mistakes:
+        raise UserError(mistakes[0])
+    return getattr(parsed, key)
+
+
+def _validate(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, list[str]]:
+    """The values that are valid, and what is wrong with the others."""
     try:
-        return getattr(Config.model_validate({key: text}), key)
+        return model.model_validate(values), []
     except ValidationError as error:
-        raise UserError(_told(error)[0]) from None
+        wrong = {str(e["loc"][0]) for e in error.errors()}
+        return model.model_validate({k: v for k, v in values.items() if k not in wrong}), format_errors(error)
 
 
-def _told(error: ValidationError) -> list[str]:
+def format_errors(error: ValidationError) -> list[str]:
+    """One line for each invalid value: its key, what is allowed, what was given."""
     return [f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}" for e in error.errors()]
 
 
-def _cross_checks(config: Config, known: Mapping[str, Any]) -> Iterable[str]:
-    """What one field cannot know alone: names, and which keys go together."""
-    yield from (f"{key}: has a NUL character" for key, value in known.items() if "\0" in str(value))
+def _unknown_keys(given: Mapping[str, Any], algorithm: str, own: type[BaseModel]) -> Iterable[str]:
+    """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
+    registered = hyperparameter_model(tuple(ALGORITHMS.values())).model_fields
+    for key, value in given.items():
+        if key in KEYS or key in own.model_fields:
+            continue
+        if key not in registered:
+            yield f"{key}: no such key{nearest(key, [*KEYS, *own.model_fields, *registered])}"
+        elif value is not None:
+            has = f"it has {', '.join(own.model_fields)}" if own.model_fields else "it has none"
+            yield f"{key}: {algorithm} has no such hyper-parameter ({has})"
+
+
+def _check_names(config: Config) -> Iterable[str]:
+    """What one field cannot check alone: names in registries, and settings that do not go together."""
     if config.algorithm not in ALGORITHMS:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
-    else:
-        own = hyperparameters(config.algorithm)
-        for key in HYPERPARAMETERS:
-            if known.get(key) is not None and key not in own:
-                has = f"it has {', '.join(own)}" if own else "it has none"
-                yield f"{key}: {config.algorithm} has no such hyper-parameter ({has})"
     if config.model and config.model not in (*MODELS, CUSTOM):
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
-    for check, value in ((_known_dataset, config.dataset), (partition.parse, config.partition)):
+    for check in (_check_dataset, _check_partition, _check_man_variant):
         try:
-            check(value)
+            check(config)
         except UserError as error:
             yield str(error)
-    if config.man_variant == "tiny-code" and (config.model or default_model(config.dataset)) != "tiny_cnn":
-        yield "man_variant: tiny-code belongs to model tiny_cnn"
-    if config.man_variant == "tiny-code" and config.man_logits:
-        yield "man_variant: tiny-code has no logits term; add man_logits=false"
 
 
-def _filled(config: Config, paper: bool) -> Config:
-    """Every default that depends on another key, filled in."""
+def _check_dataset(config: Config) -> None:
+    if config.dataset != CUSTOM and not is_npz(config.dataset):
+        lookup(config.dataset)
+
+
+def _check_partition(config: Config) -> None:
+    partition.parse(config.partition)
+
+
+def _check_man_variant(config: Config) -> None:
+    variant = man_variant(config.model or default_model(config.dataset), config.man_variant)
+    if config.man_logits and not variant.logits:
+        raise UserError(f"man_variant: {config.man_variant} has no logits term; add man_logits=false")
+
+
+def _fill_defaults(config: Config) -> Config:
+    """The configuration with every default that depends on another key."""
     spec = SPECS.get(config.dataset)
-    hyper: dict[str, Any] = dict(hyperparameters(config.algorithm))
-    if paper:
-        hyper |= paper_hyperparameters(config.algorithm, config.dataset, config.partition, config.zeta > 0)
-    filled: dict[str, Any] = {key: value for key, value in hyper.items() if getattr(config, key) is None}
-    if not config.model:
-        filled["model"] = default_model(config.dataset)
+    filled: dict[str, Any] = {"model": config.model or default_model(config.dataset)}
     if config.target is None and spec is not None:
         filled["target"] = spec.target
     if config.augment is None and spec is not None:
@@ -186,12 +223,7 @@ def _filled(config: Config, paper: bool) -> Config:
 
 def default_model(dataset: str) -> str:
     """The model that goes with a data set; for a user's own arrays the one that takes any shape."""
-    return SPECS[dataset].model if dataset in SPECS else "mlp"
-
-
-def _known_dataset(name: str) -> None:
-    if name != CUSTOM and not is_npz(name):
-        lookup(name)
+    return SPECS[dataset].model if dataset in SPECS else ANY_SHAPE
 
 
 def overrides(words: Iterable[str]) -> dict[str, str]:
@@ -223,15 +255,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
     return values
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?' or '; there are X, Y, …'."""
-    names = list(names)
-    close = difflib.get_close_matches(word.lower(), names, 1, 0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else ""
 
 
 def shown(value: Any, limit: int = 60) -> str:

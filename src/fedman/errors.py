@@ -1,5 +1,8 @@
 """The errors a user can cause, as one line that names what is wrong, where, and what is allowed."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Bad input: a config, a data file, a checkpoint. The command line prints it and exits with 2."""
@@ -19,3 +22,15 @@ class Interrupted(Exception):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.signum = signum
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """'; did you mean X?', or nothing if no name is similar."""
+    close = difflib.get_close_matches(word.lower(), names, 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """'; did you mean X?' or '; there are X, Y, …'."""
+    names = list(names)
+    return did_you_mean(word, names) or (f"; there are {', '.join(names)}" if len(names) <= 12 else "")

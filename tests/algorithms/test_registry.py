@@ -1,9 +1,12 @@
 """The registry: names, titles, hyper-parameters with their defaults, what is averaged how."""
 
+from dataclasses import fields
+
 import pytest
+import torch
 
 from fedman import algorithms
-from fedman.algorithms import ALGORITHMS, hyperparameters
+from fedman.algorithms import ALGORITHMS, Local, hyperparameters
 
 TABLE = {
     # name: title, hyper-parameters, averaged by sample counts
@@ -26,9 +29,34 @@ def test_every_algorithm_is_in_the_table():
 @pytest.mark.parametrize("name", TABLE)
 def test_title_defaults_and_weighting(name):
     title, defaults, weighted = TABLE[name]
-    assert hyperparameters(name) == defaults
+    assert hyperparameters(ALGORITHMS[name]) == defaults
     assert (ALGORITHMS[name].title, ALGORITHMS[name].weighted) == (title, weighted)
     made = ALGORITHMS[name]()
     assert {key: getattr(made, key) for key in defaults} == defaults
     with pytest.raises(AttributeError):
         made.title = "changed"  # frozen
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_hyperparameter_has_a_description(name):
+    for field in fields(ALGORITHMS[name]):
+        assert field.metadata["description"]
+        assert field.metadata.get("ge") == (None if isinstance(field.default, bool) else 0)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_gradients_per_step_is_the_number_of_calls_of_grad(name):
+    """A step on a quadratic, one client of three parameters."""
+    algorithm, w, calls = ALGORITHMS[name](), torch.ones(1, 3), []
+
+    def grad(at):
+        calls.append(at)
+        return at
+
+    one = torch.ones(1, 1)
+    hp = Local(lr=torch.tensor(0.1), lr0=0.1, decay=0.0, clip=10.0, p=one, steps=one, is_weight=torch.ones(3) > 0)
+    server = {key: torch.zeros(3) for key in algorithm.server}
+    client = {key: torch.zeros(1, 3) for key in algorithm.client}
+    client |= algorithm.begin(server, client, hp)
+    algorithm.step(w, grad, server, client, hp)
+    assert len(calls) == algorithm.gradients_per_step

@@ -75,7 +75,7 @@ def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
     """Clients with samples of their own behind real messages; the model is the reference's network."""
     from fedman.config import resolve
     from fedman.flower.server import serve
-    from fedman.flower.service import Service
+    from fedman.flower.server_options import ServerOptions
     from fedman.runs import build
     from flower.local_grid import LocalGrid
 
@@ -94,7 +94,7 @@ def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
         "algorithm": name, **hyper, "precision": "fp64", "chunk": chunk,
         **{f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)},
     })  # fmt: skip
-    service = Service(sizes=tuple(SIZES), wait=0.2, round_timeout=5.0, retries=0)
+    service = ServerOptions(sizes=tuple(SIZES), wait=0.2, round_timeout=5.0, retries=0)
     result = serve(grid, config, service, out=tmp_path / "out", device="cpu")
     want = expected(name, hyper, data, EVERYONE)
     for model, parameters in result.models.items():

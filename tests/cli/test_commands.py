@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedman.algorithms import ALGORITHMS
 from fedman.cli.commands import main
 from fedman.runs import experiment
 
@@ -333,6 +334,21 @@ def test_help_starts_at_once_and_without_torch():
     assert min(seconds) < 0.5
 
 
-def test_training_imports_neither_pydantic_nor_typer_nor_rich():
-    code = "import sys, fedman.runs.experiment; assert not {'pydantic', 'typer', 'rich'} & set(sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        ("fedman.backends.in_process", {"pydantic", "typer", "rich", "fedman.config"}),
+        ("fedman.runs.sweep", {"typer", "rich", "fedman.paper", "fedman.cli"}),
+        ("fedman.api", {"typer", "rich", "fedman.cli"}),
+    ],
+)
+def test_what_the_library_does_not_import(module, others):
+    code = f"import sys, {module}; assert not {others} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", ["fedman", "fedman.cli"])
+def test_the_command_is_a_module_too(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], check=True, capture_output=True, text=True)
+    for algorithm in ALGORITHMS.values():
+        assert algorithm.title in done.stdout

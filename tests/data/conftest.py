@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from data_bad_files import Range, shrink
+from data_bad_files import Sandbox, shrink
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shooting_range(tmp_path: Path, own_data_dir: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> Range:
-    """Where bad files are tried; a bomb that goes off leaves a canary there."""
+def sandbox(tmp_path: Path, own_data_dir: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """A folder for bad files; a hostile pickle that is run leaves a canary there."""
     monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
-    return Range(tmp_path, own_data_dir)
+    return Sandbox(tmp_path, own_data_dir)

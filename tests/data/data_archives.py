@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-WNIDS = (
-    "n03444034",
-    "n01443537",
-    "n02808440",
-)  # not in order: a class number is the place in the sorted list
+from fedman.data import Dataset
+
+WNIDS = ("n03444034", "n01443537", "n02808440")  # not in order: a class number is the place in the sorted list
 
 
 def images(n: int, seed: int) -> np.ndarray:
@@ -217,3 +215,13 @@ def idx_files(name: str = "mnist") -> tuple[dict[str, bytes], tuple[np.ndarray, 
 
 def gz(data: bytes) -> bytes:
     return gzip.compress(data, 1)
+
+
+def check(loaded: Dataset, arrays: tuple[np.ndarray, ...]) -> None:
+    """The data set holds these arrays, as bytes and whole numbers that may be written to."""
+    found = (loaded.x_train, loaded.y_train, loaded.x_test, loaded.y_test)
+    for a, b in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert loaded.x_train.dtype == loaded.x_test.dtype == np.uint8
+    assert loaded.y_train.dtype == loaded.y_test.dtype == np.int64
+    assert all(a.flags.writeable and a.flags.c_contiguous for a in found)

@@ -88,8 +88,8 @@ class Bomb:
         return os.system, (f"touch {os.environ['CANARY']}",)
 
 
-class Range:
-    """A place to build bad files in, and the check that they are refused well."""
+class Sandbox:
+    """A folder to build bad files in, and the check that they are refused well."""
 
     def __init__(self, folder: Path, default_dir: Path) -> None:
         self.folder, self.root, self.default_dir = folder, folder / "data", default_dir

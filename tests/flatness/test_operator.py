@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
-from torch import Tensor, nn
+from torch import nn
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, Mean, operator
@@ -42,35 +42,6 @@ def test_fp32_is_the_default_and_close() -> None:
     assert (matrix - dense(model, x, y)).norm() < 1e-5 * matrix.norm()
 
 
-def test_however_the_data_comes_the_mean_is_over_samples() -> None:
-    model, (x, y) = mlp(), rows()
-    expected = dense(model, x, y)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
-    ragged = [(x[:2], y[:2]), (x[2:9], y[2:9]), (x[9:], y[9:])]
-    for data in (loader, ragged, iter(ragged), [(x, y)], [[x, y]]):
-        hessian = Hessian(model, F.cross_entropy, data, dtype=torch.float64, batch_size=5, resident=False)
-        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
-    first = Hessian(model, F.cross_entropy, ragged, dtype=torch.float64, limit=7)
-    assert first.samples == 7
-    assert torch.allclose(first.dense(), dense(model, x[:7], y[:7]), atol=1e-12)
-
-
-def test_inputs_may_be_tuples_and_mappings() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 3)
-
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            return self.linear(left + right)
-
-    model, (x, y) = Two(), rows()
-    expected = dense(model.linear, 3 * x, y)
-    for inputs in ((x, 2 * x), {"right": 2 * x, "left": x}):
-        hessian = Hessian(model, F.cross_entropy, [(inputs, y)], dtype=torch.float64, batch_size=6)
-        assert torch.allclose(hessian.dense(), expected, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("names", "entries"),
     [(["2"], range(36, 64)), (["0.weight"], range(30)), (["*.bias"], [*range(30, 36), *range(60, 64), *range(76, 79)])],
@@ -90,7 +61,6 @@ def test_the_gradient_is_autograds() -> None:
     value, gradient = hessian.loss_and_gradient()
     assert torch.allclose(gradient, expected, atol=1e-13)
     assert torch.allclose(value, loss.detach())
-    assert torch.equal(hessian.gradient(), gradient)
 
 
 def test_a_loss_without_curvature_and_unused_parameters_give_zeros() -> None:
@@ -119,13 +89,6 @@ def test_the_mean_operator_weighs_its_parts() -> None:
     assert torch.allclose(whole, dense(model, x, y), atol=1e-12)
 
 
-def test_progress_is_called_for_every_batch() -> None:
-    seen: list[tuple[int, int]] = []
-    hessian = Hessian(mlp(), F.cross_entropy, rows(), batch_size=10, progress=lambda *a: seen.append(a))
-    hessian(torch.ones(2, hessian.size))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -150,41 +113,13 @@ def test_bad_input_is_one_line(change: dict, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-class Convolutional(nn.Module):
-    """Convolutions of every form: one to three axes, strides, padding, dilation, groups, no bias, padding by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(6)
-        self.line = nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2)
-        self.plane = nn.Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), bias=False)
-        self.solid = nn.Conv3d(1, 2, 2)
-        self.named = nn.Conv2d(2, 2, 3, padding="same")
-        self.shared = nn.Parameter(torch.randn(2, 2, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = torch.tanh(self.line(x.flatten(2)))  # [n, 4, 18]
-        b = torch.tanh(self.plane(a.reshape(-1, 1, 6, 12)))  # [n, 2, 6, 5]
-        c = torch.tanh(self.named(b) + F.conv2d(b, weight=self.shared))
-        c = torch.stack([torch.conv2d(one, self.shared) for one in c])  # no batch axis
-        return torch.tanh(self.solid(c.reshape(len(x), 1, 2, 6, 5))).sum((2, 3, 4)) @ torch.eye(2, 3, dtype=x.dtype)
-
-
-def test_convolutions_of_every_form() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(5, 2, 6, 6, generator=generator), torch.randint(0, 3, (5,), generator=generator)
-    expected = dense(Convolutional(), x, y)
-    matrix = Hessian(Convolutional(), F.cross_entropy, (x, y), dtype=torch.float64).dense()
-    assert (matrix - expected).norm() < 1e-12 * expected.norm()
-
-
 def test_bad_losses_and_vectors_are_refused_when_met() -> None:
     x, y = rows()
     v = torch.ones(1, 79)
     with pytest.raises(UserError, match="loss: not finite"):
         Hessian(mlp(), F.cross_entropy, (x * torch.inf, y))(v)
     with pytest.raises(UserError, match="loss: not finite"):
-        Hessian(mlp(), F.cross_entropy, (x * torch.nan, y)).gradient()
+        Hessian(mlp(), F.cross_entropy, (x * torch.nan, y)).loss_and_gradient()
     with pytest.raises(UserError, match=r"loss: of shape \(23,\), a scalar"):
         Hessian(mlp(), lambda a, b: F.cross_entropy(a, b, reduction="none"), (x, y))(v)
     with pytest.raises(UserError, match=r"vectors: of shape \(79,\), \[k, 79\]"):
@@ -212,6 +147,6 @@ def test_graphs_are_kept_where_they_take_half_of_the_free_memory(monkeypatch, fr
     assert torch.equal(hessian(v), expected)
     monkeypatch.setattr(operator, "_allocated", lambda device: 0)
     assert len(hessian._graphs) == (2 if kept else 0)
-    hessian.gradient()
+    hessian.loss_and_gradient()
     assert torch.equal(hessian(v), expected)
     assert len(hessian._graphs) == (2 if kept else 0)

@@ -9,7 +9,7 @@ from flat_cases import CASES, dense, images, mlp, rows
 from torch import nn
 
 from fedman.errors import UserError
-from fedman.flatness.theory import Bound, gershgorin, layer_check, mean_of_clients
+from fedman.flatness.theory import Bound, gershgorin, layer_check
 
 
 @pytest.mark.parametrize("name", ["0", "2", "4"])
@@ -89,15 +89,6 @@ def test_every_eigenvalue_lies_in_a_layers_interval(case: str) -> None:
     assert not type(result)(narrow, result.radii, result.eigenvalues, result.top).holds  # the radii are needed
 
 
-def test_the_mean_of_clients() -> None:
-    x, y = rows()
-    bound = mean_of_clients(mlp(), F.cross_entropy, [(x[:8], y[:8]), (x[8:16], y[8:16])])
-    assert bound.holds
-    assert bound.left == pytest.approx(float(torch.linalg.eigvalsh(dense(mlp(), x[:16], y[:16]))[-1]))
-    alone = mean_of_clients(mlp(), F.cross_entropy, [(x, y)])
-    assert alone.tightness == pytest.approx(1)
-
-
 def test_a_violated_bound_says_so() -> None:
     assert not Bound("x", 2.0, 1.0).holds
     assert Bound("x", 1.0, 1.0).holds
@@ -106,8 +97,6 @@ def test_a_violated_bound_says_so() -> None:
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(UserError, match="layer: '1' is no linear or plain conv layer of the model; those are 0, 2, 4"):
         layer_check(mlp(), F.cross_entropy, *rows(), "1")
-    with pytest.raises(UserError, match="clients: none given"):
-        mean_of_clients(mlp(), F.cross_entropy, [])
     twice = nn.Linear(5, 5)
     with pytest.raises(UserError, match="layer: called 2 times in a forward pass"):
         layer_check(nn.Sequential(twice, twice), F.cross_entropy, *rows(), "0")

@@ -1,7 +1,7 @@
-"""A Flower deployment on loopback for tests: SuperLink, SuperNodes, `flwr run`, and an end to all of it.
+"""A Flower deployment on loopback for tests: SuperLink, SuperNodes, `flwr run`.
 
-Everything has its own FLWR_HOME and free ports. Flower's processes start others and detach some of them, so the end is
-not a process group but every process whose environment names this FLWR_HOME, stopped by its pid, even if a test fails.
+Each deployment has its own FLWR_HOME and free ports. Flower's processes start others and detach some of them, so what
+is stopped in the end is not a process group but every process with this FLWR_HOME in its environment.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass
 class Deployment:
-    """A SuperLink and its SuperNodes, by name. Use it in a `with` block; nothing of it is left behind."""
+    """A SuperLink and its SuperNodes, by name. Use it in a `with` block, which stops all processes at its end."""
 
     folder: Path
     certificates: Path | None = None  # a folder with ca.crt, server.pem and server.key: TLS and authenticated nodes
@@ -120,7 +120,7 @@ class Deployment:
             self._until(f"SuperNode {name} to join", lambda name=name: "SuperNode ID" in self.log(name), 120, name)
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> None:
-        """End a SuperLink or SuperNode, with its SuperExec and apps, as a power cut would."""
+        """Kill a SuperLink or SuperNode with its SuperExec and apps."""
         for process in [self.processes.pop(n) for n in (name, f"{name}-superexec") if n in self.processes]:
             for pid in (process.pid, *descendants(process.pid)):
                 with contextlib.suppress(ProcessLookupError):
@@ -128,7 +128,7 @@ class Deployment:
             process.wait(30)
 
     def kill_apps(self, name: str) -> None:
-        """End the apps alone that a SuperLink or SuperNode has started: grandchildren of it, or of its SuperExec."""
+        """Kill only the apps that a SuperLink or SuperNode has started: grandchildren of it, or of its SuperExec."""
         top = self.processes.get(f"{name}-superexec", self.processes[name]).pid
         apps = set(descendants(top)) - set(children().get(top, []))
         assert apps, f"{name} has no app at work\n{self.logs()}"
@@ -143,7 +143,7 @@ class Deployment:
         )
 
     def submit(self, app: Path, config: str = "") -> str:
-        """`flwr run`, without waiting for its end: the run's id."""
+        """Start `flwr run`, without waiting for its end; the run's id."""
         words = ["run", str(app), "here", "--format", "json", *(["--run-config", config] if config else [])]
         done = self.flwr(*words)
         found = re.search(r'"run-id": "(\d+)"', done.stdout)
@@ -185,7 +185,7 @@ class Deployment:
         )
 
     def stop(self) -> None:
-        """End everything: politely, then by force, every process of this FLWR_HOME."""
+        """Stop every process of this deployment, with SIGTERM first and then SIGKILL."""
         for process in self.processes.values():
             process.terminate()
         end_all(f"FLWR_HOME={self.folder / 'home'}")
@@ -202,7 +202,7 @@ class Deployment:
         return ["--isolation", "process"] if self.warm else []
 
     def _warm_up(self, name: str, port: int) -> None:
-        """Give a SuperLink or SuperNode a SuperExec whose processes start warm, where that is wanted."""
+        """Start fedman's SuperExec for a SuperLink or SuperNode, if `warm` is set."""
         if self.warm:
             words = ["fedman", "flower", "superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
             self._spawn(f"{name}-superexec", words)
@@ -219,7 +219,7 @@ class Deployment:
             )
 
     def _until(self, what: str, true: Callable[[], bool], timeout: float, name: str) -> None:
-        """Wait for something of a process; its death or the time limit is an error with its log."""
+        """Wait for a condition on a process; its end or the time limit is an error that shows its log."""
         end = time.monotonic() + timeout
         while not true():
             if self.processes[name].poll() is not None:
@@ -255,7 +255,7 @@ def marked(variable: str) -> list[int]:
 
 
 def end_all(variable: str) -> None:
-    """End these processes: politely, then by force."""
+    """Stop these processes, with SIGTERM first and then SIGKILL."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + 10
         while (pids := marked(variable)) and time.monotonic() < end:

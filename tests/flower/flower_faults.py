@@ -1,11 +1,11 @@
-"""Faults of a real federation on loopback, one after the other, and a table of what came of them.
+"""Faults of a real federation on loopback, one after the other, and a table of the outcomes.
 
     python tests/flower/flower_faults.py              # all trials, about half an hour on two busy cores
     python tests/flower/flower_faults.py killed slow  # those whose names contain a word
 
-Every trial starts a run with `flwr run` and waits for its end with a time limit. A trial is good if the run completes
-with the weights that the simulator gets from the clients that were honest and there, bit for bit, or if it ends with
-the exit code that is stated for it. The command ends with 1 if a trial is not.
+Every trial starts a run with `flwr run` and waits for its end with a time limit. A trial succeeds if the run completes
+with exactly the weights that the simulator computes from the honest clients that were connected, or if it ends with the
+exit code stated for it. The exit code of the command is 1 if a trial fails.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from federations import simulator
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.flower.app import new_project
-from fedman.runs.experiment import read_models
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 CLIENTS, LIAR, ROUNDS = 4, 3, 3
 LIMIT = 300.0  # seconds, for any trial
@@ -39,25 +38,25 @@ RUN += f" epochs=1 chunk=1 eval_every={ROUNDS} clients={CLIENTS} rounds={ROUNDS}
 
 @dataclass
 class Trial:
-    """One fault: what is done to a run, and what the run must come to."""
+    """One fault: what is done to a run, and how the run must end."""
 
     name: str
     play: Callable[[Stage], Path]  # returns the run's folder
     clients: tuple[int, ...] = tuple(range(CLIENTS))  # whose result it must be
     exit: int = 0
-    service: str = "retries=0 round_timeout=60"
+    options: str = "retries=0 round_timeout=60"
     alone: bool = True  # in a federation of its own
 
 
 @dataclass
 class Stage:
-    """A trial in a federation of four nodes, each ready to be told what to do."""
+    """A trial in a federation of four nodes that can be made hostile."""
 
     deployment: Deployment
     trial: Trial
 
     def tell(self, client: int, what: str) -> None:
-        """From now on the node does this with its rounds: see `hostile`."""
+        """Set what the node does from now on: see `hostile`."""
         orders(self.deployment, client).write_text(what)
 
     def restart(self, client: int) -> None:
@@ -67,11 +66,11 @@ class Stage:
     def submit(self, resume: bool = False) -> tuple[str, Path]:
         """Start the run; its id and its folder."""
         out = self.deployment.folder / re.sub(r"\W+", "-", self.trial.name)
-        config = f'settings="{RUN} {self.trial.service}" out="{out}" resume={str(resume).lower()}'
+        config = f'settings="{RUN} {self.trial.options}" out="{out}" resume={str(resume).lower()}'
         return self.deployment.submit(self.deployment.folder.parent / "app", config), out
 
     def finish(self, resume: bool = False) -> Path:
-        """Start the run, or go on with it, and wait for its end."""
+        """Start or resume the run, and wait for its end."""
         number, out = self.submit(resume)
         self.deployment.wait(number, LIMIT)
         return out
@@ -79,7 +78,7 @@ class Stage:
     def until_round(self, out: Path, rounds: int) -> None:
         """Wait until a run has finished so many rounds."""
         end = time.monotonic() + LIMIT
-        while len(read_rounds(out / "rounds.jsonl")) < rounds:
+        while len(RunFolder(out).read_rounds()) < rounds:
             if time.monotonic() > end:
                 raise TimeLimit(f"{self.trial.name}: no round {rounds} in {LIMIT:.0f} s{self.deployment.logs()}")
             time.sleep(0.1)
@@ -95,7 +94,7 @@ def orders(deployment: Deployment, client: int) -> Path:
 
 
 def hostile(kind: str, *clients: int) -> Callable[[Stage], Path]:
-    """Every reply of these clients is of this kind."""
+    """All replies of these clients are of this kind."""
 
     def play(stage: Stage) -> Path:
         for k in clients:
@@ -106,7 +105,7 @@ def hostile(kind: str, *clients: int) -> Callable[[Stage], Path]:
 
 
 def node_killed(stage: Stage) -> Path:
-    """A node dies at work in round 2 and is started again at once."""
+    """A node is killed while it works on round 2, and restarted at once."""
     number, out = stage.submit()
     stage.until_round(out, 1)
     stage.tell(LIAR, "sleep 30")
@@ -119,7 +118,7 @@ def node_killed(stage: Stage) -> Path:
 
 
 def server_killed(after: int) -> Callable[[Stage], Path]:
-    """The ServerApp dies after a round and is resumed."""
+    """The ServerApp is killed after a round and resumed."""
 
     def play(stage: Stage) -> Path:
         _, out = stage.submit()
@@ -131,7 +130,7 @@ def server_killed(after: int) -> Callable[[Stage], Path]:
 
 
 def superlink_killed(stage: Stage) -> Path:
-    """The SuperLink dies after round 1 with its ServerApp, is started again and the run resumed."""
+    """The SuperLink is killed after round 1 with its ServerApp and restarted, and the run resumed."""
     _, out = stage.submit()
     stage.until_round(out, 1)
     stage.deployment.kill("superlink")
@@ -147,11 +146,11 @@ PATIENT = "retries=5 quorum=1 round_timeout=20"
 TRIALS = [
     *(Trial(f"reply: {kind}", hostile(kind, LIAR), HONEST, alone=False) for kind in KINDS),
     Trial("all replies but one NaN", hostile("NaN", 1, 2, LIAR), exit=4, alone=False),
-    Trial("slow client", hostile("sleep 90", LIAR), HONEST, service="retries=0 round_timeout=15"),
-    Trial("SuperNode killed at work and restarted", node_killed, service=PATIENT),
-    Trial("ServerApp killed after round 1, resumed", server_killed(1), service=PATIENT),
-    Trial("ServerApp killed after round 2, resumed", server_killed(2), service=PATIENT),
-    Trial("SuperLink killed after round 1, resumed", superlink_killed, service=PATIENT),
+    Trial("slow client", hostile("sleep 90", LIAR), HONEST, options="retries=0 round_timeout=15"),
+    Trial("SuperNode killed at work and restarted", node_killed, options=PATIENT),
+    Trial("ServerApp killed after round 1, resumed", server_killed(1), options=PATIENT),
+    Trial("ServerApp killed after round 2, resumed", server_killed(2), options=PATIENT),
+    Trial("SuperLink killed after round 1, resumed", superlink_killed, options=PATIENT),
     Trial("no fault", hostile("", LIAR), alone=False),
 ]
 
@@ -182,12 +181,12 @@ def simulated(clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def verdict(trial: Trial, out: Path) -> tuple[bool, str]:
-    """Whether a run came to what it should, and what it came to."""
+    """Whether a run ended as it must, and its outcome."""
     if (out / "failed.json").exists():
         failed = json.loads((out / "failed.json").read_text())
         return failed["exit"] == trial.exit, f"exit {failed['exit']}: {failed['reason'][:60]}…"
-    theta = read_models(out / "model.safetensors")["cloud"]
-    refused = sorted({int(k) for record in read_rounds(out / "rounds.jsonl") for k in record["refused"]})
+    theta = RunFolder(out).read_models()["cloud"]
+    refused = sorted({int(k) for record in RunFolder(out).read_rounds() for k in record["refused"]})
     same = all(torch.equal(theta[name], v) for name, v in simulated(trial.clients).items())
     who = f"without {', '.join(map(str, refused))}" if refused else "of all clients"
     good = same and trial.exit == 0 and set(refused).isdisjoint(trial.clients)

@@ -1,7 +1,8 @@
-"""Bad ways to answer a round: what a hostile client sends in place of its own reply.
+"""Hostile replies: what a hostile client sends in place of its own reply.
 
-Also a ClientApp: `app` is fedman's, but for a node with `hostile="FILE"` in its node config. What the file says when a
-round begins is what the node does: one of `KINDS`, or `sleep SECONDS` before an honest reply; nothing: an honest reply.
+`app` is fedman's ClientApp for nodes with `hostile="FILE"` in their node config. The content of the file at the
+beginning of a round decides what the node does: it sends one of `KINDS`, or with `sleep SECONDS` an honest reply late;
+an empty file, or none, stands for an honest reply.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ app.query()(client.introduce)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """fedman's reply, late or spoilt where this node has been told so."""
+    """fedman's reply, late or made hostile if the file says so."""
     orders = Path(str(context.node_config["hostile"]))
     kind = orders.read_text() if orders.exists() else ""
     if kind.startswith("sleep "):

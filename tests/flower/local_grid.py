@@ -1,6 +1,6 @@
-"""A grid in this process: real client apps, real messages, no network. What happens on the way can be changed.
+"""A grid in this process: real client apps, real messages, no network. Replies can be altered on the way.
 
-Messages are taken apart to bytes and put together again, as on the wire.
+Messages are serialised and deserialised, as over a network.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Alter = Callable[[Message, Message], Message | Exception | None]
 
 @dataclass
 class LocalGrid(Grid):
-    """Nodes by id, each with its node config. A message is worked on as soon as it is pushed."""
+    """Nodes by id, each with its node config. A message is answered as soon as it is pushed."""
 
     nodes: dict[int, dict[str, str | int]]
     alter: Alter = lambda order, reply: reply
     app: ClientApp = client.app
     run_config: dict[str, str | int | float] = field(default_factory=dict)
-    boxes: dict[str, Message | Exception] = field(default_factory=dict)
+    replies: dict[str, Message | Exception] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     sent: list[Message] = field(default_factory=list)
 
@@ -70,20 +70,20 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id
             if node in self.nodes:
                 context = Context(1, node, dict(self.nodes[node]), RecordDict(), dict(self.run_config))
-                reply = self.alter(message, self.app(over_the_wire(message), context))
+                reply = self.alter(message, self.app(serialised(message), context))
                 if reply is not None:
-                    self.boxes[number] = reply if isinstance(reply, Exception) else over_the_wire(reply)
+                    self.replies[number] = reply if isinstance(reply, Exception) else serialised(reply)
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = [self.boxes.pop(number) for number in message_ids if number in self.boxes]
+        found = [self.replies.pop(number) for number in message_ids if number in self.replies]
         for reply in found:
             if isinstance(reply, Exception):
                 raise reply
         return found
 
 
-def over_the_wire(message: Message) -> Message:
+def serialised(message: Message) -> Message:
     """The message as its receiver gets it."""
     content = message.content if message.has_content() else None
     if content is not None:

@@ -7,10 +7,10 @@ from PIL import Image
 
 from fedman.config import resolve
 from fedman.errors import TooFew, UserError
-from fedman.flower import client_data as own
+from fedman.flower import client_data
 from fedman.flower.messages import Task
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 
 SIZES = (12, 9, 15)
 PICTURES = Task(shape=(3, 8, 8), classes=4, images=True, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -47,13 +47,13 @@ def federation(tmp_path, **keys):
         "dataset": f"npz:{tmp_path}/server.npz", "clients": 3, "participation": 1, "rounds": 2, "batch_size": 4,
         "algorithm": "feddc", "zeta": 0.1, **keys,
     })  # fmt: skip
-    return grid, config, Service(sizes=SIZES, wait=0.2, round_timeout=0.2, retries=0)
+    return grid, config, ServerOptions(sizes=SIZES, wait=0.2, round_timeout=0.2, retries=0)
 
 
 def test_clients_train_on_their_own_files(tmp_path):
     """The result is that of the simulator whose partition these files are."""
-    grid, config, service = federation(tmp_path, chunk=1)
-    there = serve(grid, config, service, out=tmp_path / "out", device="cpu")
+    grid, config, options = federation(tmp_path, chunk=1)
+    there = serve(grid, config, options, out=tmp_path / "out", device="cpu")
     assert [r["refused"] for r in there.rounds] == [{}, {}]
     import torch
 
@@ -72,33 +72,33 @@ def test_clients_train_on_their_own_files(tmp_path):
 
 
 def test_sizes_are_the_servers_knowledge(tmp_path):
-    """A client with more samples than the server was told of has no seat."""
-    grid, config, service = federation(tmp_path)
+    """A client with another number of samples than the server expects is refused."""
+    grid, config, options = federation(tmp_path)
     np.savez(tmp_path / "client1.npz", **dict(zip(("x", "y"), rows(900, 1), strict=True)))
     with pytest.raises(TooFew, match="client 1 has 900 samples of its own, the server knows 9"):
-        serve(grid, config, service, out=tmp_path / "out", device="cpu")
+        serve(grid, config, options, out=tmp_path / "out", device="cpu")
     del grid.nodes[101]["data"]
     with pytest.raises(TooFew, match="client 1 has 0 samples of its own, the server knows 9"):
-        serve(grid, config, service, out=tmp_path / "out", device="cpu")
+        serve(grid, config, options, out=tmp_path / "out", device="cpu")
     with pytest.raises(UserError, match="sizes: has 3 numbers for 4 clients"):
-        serve(grid, resolve({**config.flat(), "clients": 4}), service, out=tmp_path / "out", device="cpu")
+        serve(grid, resolve({**config.flat(), "clients": 4}), options, out=tmp_path / "out", device="cpu")
 
 
 def test_the_server_cannot_name_a_file_on_a_client(tmp_path):
-    grid, config, service = federation(tmp_path)
+    grid, config, options = federation(tmp_path)
     for node in grid.nodes.values():
         del node["data"]
     with pytest.raises(TooFew, match="data: the run has no public data set; start this node with data=PATH"):
-        serve(grid, config, service.model_copy(update={"sizes": None}), out=tmp_path / "out", device="cpu")
+        serve(grid, config, options.model_copy(update={"sizes": None}), out=tmp_path / "out", device="cpu")
 
 
 def test_a_folder_of_pictures(tmp_path):
     made = pictures(tmp_path, {0: 2, 3: 3, 10: 0})
-    x, y = own.read(tmp_path, PICTURES)
+    x, y = client_data.read(tmp_path, PICTURES)
     assert np.array_equal(x, made)
     assert y.tolist() == [0, 0, 3, 3, 3]
-    assert own.count(tmp_path) == 5
-    grey, _ = own.read(tmp_path, Task((1, 8, 8), 4, True, (0.5,), (0.25,)))
+    assert client_data.count(tmp_path) == 5
+    grey, _ = client_data.read(tmp_path, Task((1, 8, 8), 4, True, (0.5,), (0.25,)))
     assert grey.shape == (5, 8, 8, 1)
 
 
@@ -116,7 +116,7 @@ def test_a_folder_of_pictures(tmp_path):
 def test_folders_that_do_not_fit(make, task, message, tmp_path):
     make(tmp_path)
     with pytest.raises(UserError, match=message) as error:
-        own.read(tmp_path, task)
+        client_data.read(tmp_path, task)
     assert "\n" not in str(error.value)
 
 
@@ -136,9 +136,9 @@ def test_folders_that_do_not_fit(make, task, message, tmp_path):
 def test_files_that_do_not_fit(arrays, message, tmp_path):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(UserError, match=message):
-        own.read(tmp_path / "mine.npz", ROWS)
+        client_data.read(tmp_path / "mine.npz", ROWS)
 
 
 def test_one_class_alone_is_fine(tmp_path):
     np.savez(tmp_path / "mine.npz", x_train=np.ones((3, 5), np.float32), y_train=np.zeros(3, np.int64))
-    assert own.read(tmp_path / "mine.npz", ROWS)[1].tolist() == [0, 0, 0]
+    assert client_data.read(tmp_path / "mine.npz", ROWS)[1].tolist() == [0, 0, 0]

@@ -1,6 +1,6 @@
-"""The commands of docs/flower.md run as printed, in an empty folder; only the ports are free ones.
+"""The commands of docs/flower.md run as printed, in an empty folder; only the ports are replaced by free ones.
 
-Whoever wanted the internet (telemetry, update checks, usage statistics) would go through a proxy that listens here.
+A proxy that listens here records attempts to reach the internet (telemetry, update checks, usage statistics).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ QUIET, SIMULATED, LOOPBACK = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.fixture
 def proxy():
-    """The address of a proxy, and who has called on it."""
+    """The address of a proxy, and the requests it has received."""
     calls = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""A run with bad clients ends as the run without them, or with the stated error; it never hangs."""
+"""A run with hostile clients ends as the run without them, or with the stated error; it never hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 
 ROUNDS, CLIENTS, LIAR = 2, 4, 3
 WORDS = (
@@ -39,11 +39,11 @@ def honest() -> dict[tuple[int, ...], torch.Tensor]:
     return found
 
 
-def play(folder, alter=lambda order, reply: reply, **service):
+def play(folder, alter=lambda order, reply: reply, **options):
     grid = LocalGrid.of(CLIENTS, folder / "memory")
     grid.alter = alter
-    service = Service(**{"retries": 1, "round_timeout": 30.0, **service})
-    return serve(grid, CONFIG, service, out=folder / "run", device="cpu")
+    options = ServerOptions(**{"retries": 1, "round_timeout": 30.0, **options})
+    return serve(grid, CONFIG, options, out=folder / "run", device="cpu")
 
 
 def theta(result) -> torch.Tensor:
@@ -51,7 +51,7 @@ def theta(result) -> torch.Tensor:
 
 
 def by_the_liar(change):
-    """The liar's replies to rounds changed; its answer who it is left alone."""
+    """Change the liar's replies to rounds, not to queries."""
     return lambda order, reply: change(reply) if is_round(order) and order.metadata.dst_node_id == 100 + LIAR else reply
 
 
@@ -60,7 +60,7 @@ def is_round(order: Message) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_reply_leaves_no_trace_but_its_reason(kind, tmp_path, honest):
+def test_a_hostile_reply_has_no_influence_and_its_reason_is_recorded(kind, tmp_path, honest):
     result = play(tmp_path, by_the_liar(lambda reply: spoil(kind, reply)))
     assert torch.equal(theta(result), honest[0, 1, 2])
     assert [list(record["refused"]) for record in result.rounds] == [[str(LIAR)]] * ROUNDS
@@ -89,7 +89,7 @@ def test_a_reply_of_the_round_before_is_refused_by_its_tag(tmp_path, honest):
 
 
 def test_a_model_far_from_all_others_is_refused_within_its_reach(tmp_path, honest):
-    """A drift that clipped steps could make in principle, but that nobody else makes."""
+    """A distance that clipped steps could cover, but that no other client covers."""
 
     def pushed(reply: Message) -> Message:
         w = reply.content["upload"]["w"].numpy()
@@ -103,13 +103,13 @@ def test_a_model_far_from_all_others_is_refused_within_its_reach(tmp_path, hones
     assert loose.rounds[0]["refused"] == {}
 
 
-def test_a_reply_that_cannot_be_unpacked_is_its_senders_fault_alone(tmp_path, honest):
+def test_a_reply_that_cannot_be_unpacked_affects_its_sender_only(tmp_path, honest):
     result = play(tmp_path, by_the_liar(lambda reply: ValueError("no such object")))
     assert torch.equal(theta(result), honest[0, 1, 2])
     assert result.rounds[0]["refused"] == {str(LIAR): "its reply cannot be read (ValueError)"}
 
 
-def test_a_silent_client_costs_the_time_limit_and_no_more(tmp_path, honest):
+def test_a_silent_client_is_left_out_after_the_time_limit(tmp_path, honest):
     result = play(tmp_path, by_the_liar(lambda reply: None), retries=0, round_timeout=1.0)
     assert torch.equal(theta(result), honest[0, 1, 2])
     assert result.rounds[0]["refused"] == {str(LIAR): "no reply within 1 s"}

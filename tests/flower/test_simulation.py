@@ -15,6 +15,7 @@ import torch
 from fedman.cli.commands import main
 from fedman.config import overrides, resolve
 from fedman.runs import experiment
+from fedman.runs.folder import RunFolder
 
 pytestmark = pytest.mark.xdist_group("deployment")
 FEDMAN = Path(sys.executable).parent / "fedman"
@@ -36,11 +37,11 @@ def simulate(*words, out):
 
 
 def same(folder, result):
-    there = experiment.read_models(folder / "model.safetensors")
+    there = RunFolder(folder).read_models()
     return all(torch.equal(there[m][k], v) for m, model in result.models.items() for k, v in model.items())
 
 
-def test_interrupted_and_resumed_it_ends_with_the_simulators_bits(tmp_path):
+def test_an_interrupted_and_resumed_run_has_the_simulators_bits(tmp_path):
     """On data of one's own; SIGINT after the first round, then --resume."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(0, 3, 200)

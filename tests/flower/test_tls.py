@@ -1,4 +1,4 @@
-"""TLS: keys made by one command; authenticated nodes play a run; all others stay outside."""
+"""docs/flower-tls.md: its commands run as printed, and its keys keep out everyone who is not registered."""
 
 from __future__ import annotations
 
@@ -9,127 +9,66 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.x509 import DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
 from deployment import BIN, SOURCE, Deployment, end_all, free_port
 
-from fedman.errors import UserError
-from fedman.flower.certificates import main, make
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
-PAGE = Path(__file__).parents[2] / "docs" / "flower-tls.md"
-
-
-def test_the_servers_certificate_is_the_authoritys_and_names_its_hosts(tmp_path):
-    make(tmp_path, ["superlink.example.org", "203.0.113.7"])
-    root, server = (load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem"))
-    server.verify_directly_issued_by(root)
-    names = server.extensions.get_extension_for_class(SubjectAlternativeName).value
-    assert names.get_values_for_type(DNSName) == ["superlink.example.org", "localhost"]
-    assert [str(a) for a in names.get_values_for_type(IPAddress)] == ["203.0.113.7", "127.0.0.1", "::1"]
-    assert 364 <= (server.not_valid_after_utc - server.not_valid_before_utc).days <= 366
+PAGE = (Path(__file__).parents[2] / "docs" / "flower-tls.md").read_text(encoding="utf-8")
+VARIABLES, KEYS, *OTHERS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_secrets_are_for_their_owner_alone_and_keys_are_pairs(tmp_path):
-    written = make(tmp_path, ["127.0.0.1"], ["north"])
-    assert sorted(path.name for path in written) == [
-        "ca.crt",
-        "ca.key",
-        "north",
-        "north.pub",
-        "server.key",
-        "server.pem",
-    ]
-    for name in ("ca.key", "server.key", "north"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    private = serialization.load_ssh_private_key((tmp_path / "north").read_bytes(), None)
-    public = serialization.load_ssh_public_key((tmp_path / "north.pub").read_bytes())
-    assert private.public_key() == public
+def bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a folder that is its home too."""
+    env = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        ["bash", "-ec", script], cwd=folder, env={**env, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=590,
+    )  # fmt: skip
 
 
-def test_nodes_are_added_later_without_touching_what_is_there(tmp_path):
-    make(tmp_path, ["127.0.0.1"], ["a"])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    make(tmp_path, nodes=["b"])
-    assert {path: path.read_bytes() for path in before} == before
-    assert (tmp_path / "b").is_file()
+def make_keys(folder: Path) -> Path:
+    """Run the page's commands for keys; the folder that holds them."""
+    done = bash(VARIABLES + KEYS, folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "keys"
 
 
-def test_the_servers_certificate_is_renewed_by_the_same_authority(tmp_path):
-    make(tmp_path, ["127.0.0.1"])
-    root, old = (tmp_path / "ca.crt").read_bytes(), (tmp_path / "server.pem").read_bytes()
-    for name in ("server.pem", "server.key"):
-        (tmp_path / name).unlink()
-    assert [path.name for path in make(tmp_path, ["example.org"])] == ["server.pem", "server.key"]
-    assert (tmp_path / "ca.crt").read_bytes() == root
-    assert (tmp_path / "server.pem").read_bytes() != old
-    server = load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
-    server.verify_directly_issued_by(load_pem_x509_certificate(root))
-
-
-def test_a_damaged_authority_is_named(tmp_path):
-    make(tmp_path, ["127.0.0.1"])
-    (tmp_path / "server.pem").unlink()
-    (tmp_path / "ca.key").write_text("nothing")
-    with pytest.raises(UserError, match=r"ca\.key: cannot be read"):
-        make(tmp_path, ["127.0.0.1"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--node", "a"], "has no ca.crt yet"),
-        (["--host", "not a name"], "host: 'not a name' is neither a name nor an address"),
-        (["--host", "h", "--node", "../x"], "node: '../x' is not a name"),
-        (["--host", "h", "--node", "ca.key"], "node: 'ca.key' is not a name"),
-        (["--host", "h", "--node", "a", "--node", "a.pub"], "node: 'a.pub' is not a name"),
-        (["--host", "h", "--node", "a", "--node", "a"], "node: 'a' is not a name of its own"),
-        (["--host", "h", "--days", "0"], "--days: 0 is not within 1 and 3650"),
-    ],
-)  # fmt: skip
-def test_bad_input_ends_with_two_and_writes_nothing(words, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([str(tmp_path / "keys"), *words])
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "keys").exists()
-
-
-def test_nothing_is_written_over(tmp_path):
-    make(tmp_path, ["127.0.0.1"], ["a"])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for again in ({"hosts": ["127.0.0.1"]}, {"nodes": ["b", "a"]}):
-        with pytest.raises(UserError, match="is there already and is not written over"):
-            make(tmp_path, **again)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+def test_the_certificate_is_valid_for_its_names_and_private_keys_are_private(tmp_path):
+    keys = make_keys(tmp_path)
+    for name in ("-verify_ip 127.0.0.1", "-verify_hostname localhost"):
+        verified = bash(f"openssl verify -x509_strict -purpose sslserver {name} -CAfile ca.crt server.pem", keys)
+        assert verified.stdout == "server.pem: OK\n", verified.stderr
+    other = bash("openssl verify -verify_hostname example.org -CAfile ca.crt server.pem", keys)
+    assert "hostname mismatch" in other.stderr
+    private = {path.name for path in keys.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600}
+    assert private == {"ca.key", "server.key", "north", "south"}
 
 
 @pytest.mark.xdist_group("deployment")
 def test_only_registered_keys_get_in(tmp_path):
-    keys = tmp_path / "keys"
-    make(keys, ["127.0.0.1"], ["friend", "stranger"])
-    make(tmp_path / "elsewhere", ["127.0.0.1"])
-    other = ed25519.Ed25519PrivateKey.generate()
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    (keys / "other-kind").write_bytes(other.private_bytes(*form))
+    keys = make_keys(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = make_keys(tmp_path / "elsewhere")
+    bash("ssh-keygen -q -t ed25519 -N '' -f other-type", keys)
 
     ca, auth = ("--root-certificates", f"{keys}/ca.crt"), "--auth-supernode-private-key"
-    elsewhere = ("--root-certificates", f"{tmp_path}/elsewhere/ca.crt")
-    outside = {
+    refused = {
         "without-key": (ca, "All SuperNodes must be registered"),
-        "wrong-key": ((*ca, auth, f"{keys}/other-kind"), "requires elliptic curve private key"),
-        "unauthorised": ((*ca, auth, f"{keys}/stranger"), "Failed to activate SuperNode"),
-        "other-authority": ((*elsewhere, auth, f"{keys}/friend"), "certificate verify failed"),
-        "plaintext": (("--insecure", "--max-retries", "2"), "SuperNode could not establish a connection"),
+        "other-type": ((*ca, auth, f"{keys}/other-type"), "requires elliptic curve private key"),
+        "unregistered": ((*ca, auth, f"{keys}/south"), "Failed to activate SuperNode"),
+        "other-authority": (
+            ("--root-certificates", f"{elsewhere}/ca.crt", auth, f"{keys}/north"),
+            "certificate verify failed",
+        ),
+        "without-tls": (("--insecure", "--max-retries", "2"), "SuperNode could not establish a connection"),
     }
     with Deployment(tmp_path / "deployment", certificates=keys) as federation:
-        done = federation.flwr("supernode", "register", str(keys / "friend.pub"), "here")
+        done = federation.flwr("supernode", "register", str(keys / "north.pub"), "here")
         assert done.returncode == 0, done.stdout + done.stderr
-        federation.start_node("friend")
-        for name, (security, _) in outside.items():
+        federation.start_node("north")
+        for name, (security, _) in refused.items():
             federation.start_node(name, "partition-id=0", *security, wait=False)
-        for name, (_, reason) in outside.items():
+        for name, (_, reason) in refused.items():
             assert federation.processes[name].wait(120) == 1, federation.log(name)
             assert reason in federation.log(name)
             assert "SuperNode ID" not in federation.log(name)
@@ -144,20 +83,15 @@ def test_only_registered_keys_get_in(tmp_path):
 
 @pytest.mark.xdist_group("deployment")
 def test_the_page_runs_as_printed(tmp_path):
-    """All commands of docs/flower-tls.md in one shell; only the ports are free ones."""
-    script = "".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    """All commands of the page in one shell; only the ports are replaced by free ones."""
+    script = VARIABLES + KEYS + "".join(OTHERS)
     for port in ("9300", "9310", "9311"):
         assert port in script
         script = script.replace(port, str(free_port()))
-    path, home = f"{BIN}{os.pathsep}{os.environ['PATH']}", tmp_path / "flower"
-    env = {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
-            ["bash", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=590, check=False
-        )
+        done = bash(script, tmp_path)
     finally:
-        end_all(f"FLWR_HOME={home}")
+        end_all(f"FLWR_HOME={tmp_path / 'flower'}")
     assert done.returncode == 0, done.stdout + done.stderr
-    records = read_rounds(tmp_path / "out" / "rounds.jsonl")
+    records = RunFolder(tmp_path / "out").read_rounds()
     assert [record["refused"] for record in records] == [{}, {}], done.stdout + done.stderr
-    assert stat.S_IMODE((tmp_path / "keys" / "north").stat().st_mode) == 0o600

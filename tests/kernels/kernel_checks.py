@@ -1,4 +1,4 @@
-"""What the tests of the kernels share: tolerances and the comparison with a float64 reference."""
+"""Shared by the tests of the kernels: tolerances and the comparison with a float64 reference."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TOLERANCE = {
 }
 
 GRADIENT = {"fp32": 1e-5, "tf32": 6e-2, "bf16": 3e-1}
-"""Of a whole model's gradient: in a small model one rounding that flips a ReLU or a pool's maximum shows."""
+"""For a whole model's gradient: in a small model a rounding that flips one ReLU or one maximum is visible."""
 
 
 def relative(value: Tensor, reference: Tensor) -> float:
-    """‖value − reference‖ / ‖reference‖ in float64; infinite where the shapes differ or a NaN hides."""
+    """‖value − reference‖ / ‖reference‖ in float64; infinite where shapes differ or a value is not finite."""
     if value.shape != reference.shape or not torch.isfinite(value).all():
         return float("inf")
     value, reference = value.double(), reference.double()
@@ -28,6 +28,6 @@ def relative(value: Tensor, reference: Tensor) -> float:
 
 
 def shares(clients: int, batch: int, device: torch.device) -> Tensor:
-    """Each sample's part of its batch: uneven, with sum one."""
+    """Each sample's weight in its batch mean: uneven, with sum one."""
     weight = torch.rand(clients, batch, device=device) + 0.1
     return weight / weight.sum(1, keepdim=True)

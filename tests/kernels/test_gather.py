@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedman.data import augment
-from fedman.kernels import first
+from fedman.kernels import first_stage
 from fedman.kernels.gather import gather
 from fedman.training.randomness import plan
 
@@ -19,11 +19,12 @@ def test_equals_the_plain_augmentation(size, channels, crop, device):
     drawn = plan(3, 1, [4, 0, 9], [12, 12, 12], 2, 5, device, pad=augment.PAD)
     mean, std = (0.5, 0.4, 0.3)[:channels], (0.2, 0.3, 0.25)[:channels]
     affine = augment.affine(mean, std, torch.float32, device)
+    margin = augment.PAD if crop else None
     for j, padding in ((0, 0), (3, 1), (5, 2)):
         step = torch.tensor([j], device=device)
-        x, y = gather(data, labels, index, drawn.sample, drawn.window, step, affine, crop, padding, torch.float32)
+        x, y = gather(data, labels, index, drawn.sample, drawn.window, step, affine, margin, padding, torch.float32)
         where = index.gather(1, drawn.sample[:, j])
         window = drawn.window[:, :, j] if crop else None
         want = augment.gather(data, where, window, mean, std, torch.float32)
-        torch.testing.assert_close(x, first.prepare(want, padding, torch.float32), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(x, first_stage.prepare(want, padding, torch.float32), rtol=1e-6, atol=1e-6)
         assert torch.equal(y, labels[where])

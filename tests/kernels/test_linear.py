@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import kernel_reference as reference
 import pytest
 import torch
 from kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 
-from fedman.kernels import head, linear, reference
+from fedman.kernels import head, linear
 from fedman.kernels.stage import STORAGE
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import kernel_reference as reference
 import pytest
 import torch
 from kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 from torch import Tensor
 
-from fedman.kernels import activation, conv, first, gram, reference
+from fedman.kernels import activation, conv, first_stage, gram
 from fedman.kernels.stage import STORAGE, Stage
 
 # clients, batch, height, width, image channels, out, kernel, padding, groups, channels last
@@ -55,13 +56,15 @@ def differentiable(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("case", FIRST)
 def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device) -> None:
     clients, batch, height, width, channels, out, kernel, padding, groups, last = case
-    stage = Stage(height + 2 * padding, width + 2 * padding, first.padded_channels(channels), out, kernel, 0, groups)
+    stage = Stage(
+        height + 2 * padding, width + 2 * padding, first_stage.padded_channels(channels), out, kernel, 0, groups
+    )
     size = out * channels * kernel**2
     rows = 0.3 * torch.randn(clients, size + out, device=device)
     norm = torch.rand(clients, 2, out, device=device) + 0.2
     share, zeta = shares(clients, batch, device), torch.rand(clients, device=device)
     images = torch.randn(clients, batch, height, width, channels, device=device).to(STORAGE[precision])
-    x = first.prepare(images, padding, STORAGE[precision])
+    x = first_stage.prepare(images, padding, STORAGE[precision])
     border = (0, 0, *(padding,) * 4)
     assert torch.equal(x[..., :channels], torch.nn.functional.pad(images, border))
     assert torch.equal(x[..., -1], torch.ones_like(x[..., 0]))
@@ -82,12 +85,12 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
         grams = gram.matrices(stage, x, packed.shape[-1], precision)
         stats = gram.statistics(stage, packed, affine, grams)
     strides = pooled_strides(stage, last)
-    pooled, arg = first.forward(stage, x, packed, share, stats, man, strides, precision)
+    pooled, arg = first_stage.forward(stage, x, packed, share, stats, man, strides, precision)
     assert relative(pooled_view(pooled, stage, strides), pool64.flatten(2, 3)) < TOLERANCE[precision]
-    parts = first.parts(stage, batch, precision)
+    parts = first_stage.parts(stage, batch, precision)
     assert relative(man[:, :parts].sum(1), man64) < TOLERANCE[precision]
     d = as_stored(dpool, strides, x.dtype)
-    part = first.backward(stage, x, packed, share, stats, d, arg, zeta, strides, precision)
+    part = first_stage.backward(stage, x, packed, share, stats, d, arg, zeta, strides, precision)
     if affine:
         part, npart = gram.gradient(stage, packed, affine, stats, grams, part, precision)
         assert relative(npart.sum(1), gradients[1]) < 3 * TOLERANCE[precision]
@@ -143,8 +146,8 @@ def test_equal_maxima_take_the_first(device: torch.device) -> None:
     assert torch.equal(dz[0, 0, :, :, 3], expected)
 
 
-def test_nan_shows(device: torch.device) -> None:
-    """ReLU and the pool pass NaN on: a diverged client must not look healthy."""
+def test_nan_is_propagated(device: torch.device) -> None:
+    """Through ReLU and pooling, so that a diverged client shows in its loss."""
     stage = Stage(2, 2, 16, 16, 1, 0)
     z = torch.zeros(1, 1, 2, 2, 16, device=device)
     z[0, 0, 1, 0, 5] = torch.nan

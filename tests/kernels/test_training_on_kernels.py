@@ -10,7 +10,7 @@ from fedman import kernels
 from fedman.execution.choice import choose
 from fedman.execution.stacked_kernels import StackedKernels
 from fedman.execution.vmapped import Vmapped
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
 from fedman.training.settings import Training

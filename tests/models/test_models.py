@@ -1,12 +1,15 @@
-"""The paper's models: parameter counts, shapes, taps."""
+"""The registry of models; the paper's models: parameter counts, shapes, MAN terms."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
-from fedman.execution.stacked import Stacked
 
-from fedman import config
 from fedman.errors import UserError
-from fedman.models import MODELS, build
+from fedman.execution.vmapped import Vmapped
+from fedman.models import MODELS, ManVariant, build, man_variant
+from fedman.penalties.man import MEASURES
 
 
 @pytest.mark.parametrize(
@@ -21,9 +24,21 @@ def test_parameter_counts(name, shape, classes, parameters):
     assert sum(p.numel() for p in build(name, shape, classes).parameters()) == parameters
 
 
-def test_the_configuration_knows_every_model():
-    """The names are written twice, so that a configuration can be checked without torch."""
-    assert tuple(MODELS) == config.MODELS
+def test_the_registry_imports_without_torch():
+    code = "import sys, fedman.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_variants_of_the_man_term_belong_to_a_model():
+    assert man_variant("mlp", "formula") == ManVariant()
+    variant = man_variant("tiny_cnn", "tiny-code")
+    assert not variant.logits
+    assert set(variant.layers) <= dict(build("tiny_cnn", (3, 64, 64), 2).named_modules()).keys()
+    assert set(variant.layers.values()) <= MEASURES.keys()
+    with pytest.raises(UserError, match=r"^man_variant: tiny-code belongs to model tiny_cnn$"):
+        man_variant("cifar_cnn", "tiny-code")
+    with pytest.raises(UserError, match=r"^man_variant: 'large' is not one of formula, tiny-code$"):
+        man_variant("tiny_cnn", "large")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -49,7 +64,7 @@ def test_man_term_of_the_papers_models(name, shape, layers):
         relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
     maps.append(model(x[0]).detach())
     assert [tuple(a.shape[1:]) for a in maps] == layers
-    stacked = Stacked(build(name, shape, 100))
+    stacked = Vmapped(build(name, shape, 100))
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     terms = stacked.man_terms(w, x, y, None)
     torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))

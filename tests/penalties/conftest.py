@@ -1,4 +1,4 @@
-"""What the tests of ActivationNorm share: float64, and a model with its measure."""
+"""Shared by the tests of ActivationNorm: float64 by default, and a model with its ActivationNorm."""
 
 from __future__ import annotations
 

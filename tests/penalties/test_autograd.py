@@ -38,7 +38,7 @@ def test_value_and_gradient(layout: str, relu: bool) -> None:
     z = activations()[layout].requires_grad_()
     results = []
     for measure in (lambda a, z: tap(a, z), lambda a, _: (a, direct(a))):
-        x = z * 1  # no leaf, so that the fused ReLU may serve
+        x = z * 1  # not a leaf, so that the fused ReLU can be used
         a = x.relu() if relu else x
         out, s = measure(a, x)
         assert torch.equal(out, a)
@@ -143,7 +143,7 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
         assert s.tolist() == [20_000.0, 20_000.0]
         (gradient,) = grad(a.sum() * 0 + tap(a, x)[0].sum() + s.sum() * 2e-3, x, retain_graph=True)
         assert gradient.dtype == dtype
-        torch.testing.assert_close(gradient.float(), torch.full((2, 100), 1.004), rtol=1e-2, atol=0)
+        torch.testing.assert_close(gradient.double(), torch.full((2, 100), 1.004), rtol=1e-2, atol=0)
 
 
 def test_a_scaled_loss_fits_float16() -> None:
@@ -151,7 +151,7 @@ def test_a_scaled_loss_fits_float16() -> None:
     x = torch.full((2, 1000), 0.5, dtype=torch.float16, requires_grad=True) * 1
     out, s = tap(x.relu(), x)
     (gradient,) = grad(out.sum() * 0 + s.sum() * 2.0**17, x)
-    torch.testing.assert_close(gradient.float(), torch.full((2, 1000), 2.0**17 / 2000), rtol=1e-3, atol=0)
+    torch.testing.assert_close(gradient.double(), torch.full((2, 1000), 2.0**17 / 2000), rtol=1e-3, atol=0)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())

@@ -33,7 +33,7 @@ def test_terms_values_and_gradient(case: tuple[Mixed, ActivationNorm, Tensor]) -
 
 @pytest.mark.parametrize("name", ["cifar_cnn", "tiny_cnn", "mlp"])
 def test_models_of_the_paper(name: str) -> None:
-    """a_1 ... a_L of protocol section 2: before pooling, logits included; `output=False` leaves them out."""
+    """The hidden ReLU outputs before pooling, and the logits; `output=False` leaves these out."""
     side = 64 if name == "tiny_cnn" else 32
     model, x = build(name, (3, side, side), 10), torch.randn(2, 3, side, side)
     a, taps = x.flatten(1) if name == "mlp" else x, []

@@ -1,4 +1,4 @@
-"""Corners of ActivationNorm that only a deliberate fault in the code brings to light (`make faults ONLY=mutation`)."""
+"""Corner cases of ActivationNorm found by mutation testing (`make faults ONLY=mutation`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_output_without_axes_is_one_sample() -> None:
 
 
 def test_a_repeated_use_does_not_take_another_layers_name() -> None:
-    """A module that is called `relu#2` stands in the way of the second use of `relu`."""
+    """With a module named `relu#2`, the second use of `relu` gets another name."""
     model = nn.Sequential()
     model.add_module("relu", nn.ReLU())
     model.add_module("relu#2", nn.ReLU())

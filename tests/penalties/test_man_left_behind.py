@@ -1,4 +1,4 @@
-"""ActivationNorm leaves nothing behind, and refuses what it cannot measure."""
+"""ActivationNorm frees activations, removes its hooks, and refuses what it cannot measure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_activations_are_freed(case: tuple[Mixed, ActivationNorm, Tensor]) -> No
         out = model(x)
         del out
         model(2 * x)
-        assert [ref() for ref in model.seen[2:4]] == [None, None]  # after a pass that nobody measured
+        assert [ref() for ref in model.seen[2:4]] == [None, None]  # after a pass that was not measured
         model.seen.clear()
         with torch.no_grad():
             model.seen.append(weakref.ref(model(x)))
@@ -54,7 +54,7 @@ def test_remove_leaves_the_model_as_it_was() -> None:
         man()
 
 
-def test_a_new_one_takes_the_place_of_the_old(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:
+def test_a_new_one_replaces_the_old(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:
     model, old, x = case
     man = ActivationNorm(model)
     model(x)
@@ -88,7 +88,7 @@ def test_after_a_failure_in_the_forward_pass(error: type[BaseException]) -> None
 
 
 def test_an_interrupted_pass_under_another_mode() -> None:
-    """The mode that an interrupted pass left on counts nothing, even where it cannot be taken off."""
+    """The mode that an interrupted pass left active counts nothing, even where it cannot be removed."""
     calls = 0
 
     def function(x: Tensor) -> Tensor:

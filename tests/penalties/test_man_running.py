@@ -1,10 +1,12 @@
-"""ActivationNorm under every way of running a model."""
+"""ActivationNorm under autograd of any order, torch.func, autocast, torch.compile, checkpointing, copies, threads."""
 
 from __future__ import annotations
 
 import copy
 import io
 import threading
+import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -89,27 +91,65 @@ def test_compile(whole_step: bool, case: tuple[Mixed, ActivationNorm, Tensor]) -
         assert list(man.values) == NAMES
 
 
-def test_gradient_checkpointing(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:
-    """Of a part, of the whole model, of both: no tap counts twice, and modules' activations are not kept."""
+class OfModules(nn.Module):
+    """Activation modules only; `part` is run by `runner`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.relu, self.tanh = nn.ReLU(), nn.Tanh()
+        self.runner: Callable[..., Tensor] = run_once
+        self.seen: list[weakref.ref[Tensor]] = []
+
+    def part(self, x: Tensor) -> Tensor:
+        x = self.relu(x)
+        self.seen.append(weakref.ref(x))
+        return self.tanh(self.second(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.runner(self.part, self.first(x))) * 2
+
+
+def run_once(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return f(x)
+
+
+def run_again(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return checkpoint(f, x, use_reentrant=False)
+
+
+def test_gradient_checkpointing() -> None:
+    """Of a part, of the whole model, of both: no tap counts twice, and activations are not kept."""
+    model, x = OfModules(), torch.randn(7, 4)
+    a = [model.first(x).relu()]
+    a += [model.second(a[0]).tanh()]
+    a += [a[1].relu(), a[1].relu() * 2]
+    gradient = grad(a[-1].sin().sum() + sum(t.square().mean() for t in a), list(model.parameters()))
+    man = ActivationNorm(model)
+    for part, whole in [(run_again, run_once), (run_once, run_again), (run_again, run_again)]:
+        model.runner, model.seen = part, []
+        out = whole(model, x)
+        assert model.seen[0]() is None
+        loss = out.sin().sum() + man()
+        close(grad(loss, list(model.parameters())), gradient)
+        assert list(man.values) == ["relu", "tanh", "relu#2", "output"]
+        with pytest.raises(UserError, match="no forward pass"):
+            man()
+
+
+def test_checkpointing_that_cannot_be_measured(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:
     model, man, x = case
-    gradient = expected_gradient(model, x, direct(model, x))
-    again = lambda f, x: checkpoint(f, x, use_reentrant=False)  # noqa: E731
-    for part in (model.runner, again):
-        for whole in (model.runner, again):
-            if part is whole is not again:
-                continue
-            model.runner, model.seen = part, []
-            out = whole(model, x)
-            assert model.seen[0]() is None
-            loss = out.sin().sum() + man()
-            close(list(grad(loss, list(model.parameters()))), gradient)
-            assert list(man.values) == NAMES
-            with pytest.raises(UserError, match="no forward pass"):
-                man()
+    run = model.runner
+    model.runner = run_again
+    with pytest.raises(UserError, match="gelu is called as a function in a checkpointed part"):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    close(man(), sum(direct(model, x)))
     model.runner = lambda f, x: checkpoint(f, x, use_reentrant=True)
     with pytest.raises(UserError, match="'relu' is checkpointed with use_reentrant=True; use False"):
         model(x)
-    model.runner = lambda f, x: f(x)
+    model.runner = run
     model(x)
     close(man(), sum(direct(model, x)))
 
@@ -134,7 +174,7 @@ def test_copies_carry_their_own_taps() -> None:
     close(man(), model[1](model[0](x)).square().mean() + model[2](model[1](model[0](x))).square().mean())
 
 
-def test_threads_do_not_meet() -> None:
+def test_models_in_two_threads_do_not_interfere() -> None:
     """Two models in two threads, kept in step so that both are inside their forward pass at once."""
     barrier = threading.Barrier(2, timeout=20)
 

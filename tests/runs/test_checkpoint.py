@@ -11,7 +11,7 @@ from torch import nn
 import fedman
 from faults.runs import fingerprint
 from fedman.errors import UserError
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 KEYS = {
     "model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20,
@@ -56,7 +56,7 @@ def resumed(run, **changes):
 
 def test_only_rows_of_clients_seen_are_stored(stopped):
     tensors = load_file(newest(stopped, "safetensors"))
-    seen = {k for record in read_rounds(stopped / "rounds.jsonl") for k in record["cohort"]}
+    seen = {k for record in RunFolder(stopped).read_rounds() for k in record["cohort"]}
     assert len(seen) < KEYS["clients"]
     assert {len(tensors[name]) for name in ("last", "memory.h", "memory.g")} == {len(seen)}
 
@@ -146,4 +146,4 @@ def test_a_checkpoint_ahead_of_the_records_is_refused(stopped, lines):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     with pytest.raises(UserError, match=r"rounds\.jsonl: ends before the checkpoint's round 3"):
         resumed(stopped)
-    assert len(read_rounds(path)) == lines
+    assert len(RunFolder(stopped).read_rounds()) == lines

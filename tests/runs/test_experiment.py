@@ -22,10 +22,11 @@ from fedman.config import resolve
 from fedman.errors import Diverged, UserError
 from fedman.execution.device import pick_precision
 from fedman.execution.vmapped import Vmapped
-from fedman.models import MLP, build
+from fedman.models import build
+from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.runs.build import man_layers
-from fedman.runs.folder import read_rounds
+from fedman.runs.folder import RunFolder
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 
@@ -85,7 +86,7 @@ def test_what_a_run_writes(tmp_path):
         "version",
     } <= summary.keys()
     assert set(summary["accuracy"]) == {"all", "sel", "cloud"}
-    records = read_rounds(tmp_path / "rounds.jsonl")
+    records = RunFolder(tmp_path).read_rounds()
     assert records == result.rounds
     assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
     assert [set(r["accuracy"]) == {"all"} for r in records] == [True, False, True, False, False]
@@ -137,7 +138,7 @@ def start(out, *words):
 
 
 def wait_for_rounds(process, out, rounds):
-    while len(read_rounds(out / "rounds.jsonl")) < rounds:
+    while len(RunFolder(out).read_rounds()) < rounds:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
@@ -250,7 +251,7 @@ def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)
     model = build("tiny_cnn", (3, 64, 64), 5)
-    stacked = Vmapped(model, output=False, layers=man_layers("tiny-code"))
+    stacked = Vmapped(model, output=False, layers=man_layers("tiny_cnn", "tiny-code"))
     x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
     maps = []
     for relu in model.relus:

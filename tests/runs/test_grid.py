@@ -1,105 +1,73 @@
-"""The sweeps of the paper: which runs they have, with which hyper-parameters, and how keys choose among them."""
-
-from collections import Counter
+"""Grids of runs: combinations, names, hyper-parameters of several algorithms, parts of a named sweep."""
 
 import pytest
 
+from fedman.algorithms import ALGORITHMS
+from fedman.config import Preset
 from fedman.errors import UserError
-from fedman.paper.presets import METHODS, SWEEPS
-from fedman.runs.grid import cells
+from fedman.runs.grid import Grid, Sweep, cells
 
-
-@pytest.mark.parametrize(("name", "zeta"), [("cifar100", 0.15), ("cifar10", 0.15), ("tiny-imagenet", 0.1)])
-def test_a_table_of_the_paper_is_108_runs(name, zeta):
-    grid = cells({}, f"paper-{name}")
-    assert len({cell.name for cell in grid}) == len(grid) == 12 * 3 * 3
-    kinds = Counter((c.config.algorithm, c.config.zeta, c.config.partition) for c in grid)
-    assert set(kinds.values()) == {3}
-    assert {a for a, _, _ in kinds} == set(METHODS)
-    assert {z for _, z, _ in kinds} == {0.0, zeta}
-    assert {(c.config.dataset, c.config.rounds, c.config.cohort) for c in grid} == {(name, 500, "bernoulli")}
-    assert [c.config.seed for c in grid] == sorted(c.config.seed for c in grid), "seed 0 of all cells comes first"
-
-
-@pytest.mark.parametrize(
-    ("sweep", "keys", "rho"),
-    [
-        # protocol §4.3
-        ("paper-cifar100", "fedsam dir0.3 0.15", 0.05),
-        ("paper-cifar100", "fedasam dir0.6 0.15", 0.5),
-        ("paper-cifar100", "fedasam iid 0.15", 0.1),
-        ("paper-cifar100", "fedasam iid 0", 0.5),
-        ("paper-cifar100", "fedspeed dir0.3 0", 0.1),
-        ("paper-cifar100", "fedspeed iid 0.15", 0.01),
-        ("paper-tiny-imagenet", "fedsam iid 0", 0.03),
-        ("paper-tiny-imagenet", "fedsam iid 0.1", 0.01),
-        ("paper-tiny-imagenet", "fedasam iid 0", 0.1),
-        ("paper-cifar10", "fedasam iid 0", 0.5),
-    ],
+BASE = Preset({"rounds": 7, "zeta": 0.2})
+SWEEP = Sweep(
+    "mine",
+    (
+        Grid(BASE, {"algorithm": ("fedavg", "fedsam"), "seed": ("0", "1")}),
+        Grid(BASE, {"algorithm": ("fedsam",), "seed": ("0",), "rho": ("0.3",)}),
+    ),
 )
-def test_every_cell_has_the_papers_hyperparameters(sweep, keys, rho):
-    algorithm, partition, zeta = keys.split()
-    grid = cells({"algorithm": algorithm, "partition": partition, "zeta": zeta}, sweep)
-    assert len(grid) == 3
-    assert {cell.config.rho for cell in grid} == {rho}
 
 
-def test_keys_choose_a_part_whose_runs_keep_their_names():
-    whole = {cell.name: cell for cell in cells({"precision": "bf16"}, "paper-cifar100")}
-    part = cells({"algorithm": "fedsam,feddc", "zeta": "0.150", "seed": "0", "precision": "bf16"}, "paper-cifar100")
-    assert [cell.name for cell in part] == [
-        f"{a}-{p}-zeta0.15-seed0" for a in ("fedsam", "feddc") for p in ("dir0.3", "dir0.6", "iid")
+def test_combinations_of_comma_lists_on_top_of_a_preset():
+    grid = cells({"algorithm": "fedavg,feddc", "seed": "0,1", "lr": "0.1"}, BASE)
+    assert [cell.name for cell in grid] == ["fedavg-seed0", "fedavg-seed1", "feddc-seed0", "feddc-seed1"]
+    assert {(cell.config.rounds, cell.config.zeta, cell.config.lr) for cell in grid} == {(7, 0.2, 0.1)}
+    assert [cell.name for cell in cells({})] == ["run"]
+
+
+def test_lists_of_a_file_and_values_that_are_no_text():
+    assert [cell.config.seed for cell in cells({"seed": [3, 4], "rounds": 2})] == [3, 4]
+
+
+def test_a_hyperparameter_is_given_to_the_algorithms_that_have_it():
+    grid = cells({"algorithm": "fedavg,feddyn,fedsam", "alpha": "0.1,0.2"})
+    assert {cell.name: cell.config.hyper for cell in grid} == {
+        "fedavg": {},
+        "feddyn-alpha0.1": {"alpha": 0.1},
+        "feddyn-alpha0.2": {"alpha": 0.2},
+        "fedsam": {"rho": 0.05},
+    }
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_cost_counts_gradients(name):
+    (cell,) = cells({"algorithm": name, "rounds": "10"})
+    assert cell.cost == (20 if name in ("fedsam", "fedasam", "fedspeed") else 10)
+
+
+def test_a_named_sweep_and_parts_of_it():
+    assert [cell.name for cell in cells({}, SWEEP)] == [
+        "fedavg-seed0",
+        "fedsam-seed0",
+        "fedsam-seed0-rho0.3",
+        "fedavg-seed1",
+        "fedsam-seed1",
     ]
-    assert all(whole[cell.name] == cell for cell in part)
-    assert {cell.config.precision for cell in part} == {"bf16"}
-
-
-def test_more_seeds_than_the_papers_are_allowed():
-    assert [c.name for c in cells({"seed": "7", "algorithm": "fedavg", "zeta": "0"}, "paper-hessian")] == [
-        "fedavg-dir0.3-zeta0-seed7",
-        "fedavg-dir0.6-zeta0-seed7",
-    ]
-
-
-def test_the_zeta_sweep_covers_the_papers_range():
-    zetas = sorted({cell.config.zeta for cell in cells({}, "paper-zeta")})
-    assert zetas[:2] == [0.0, 0.05]
-    assert zetas[-1] == 3.0
-    assert {0.075, 0.15, 0.3, 0.6} < set(zetas)
-
-
-def test_variants_are_told_apart():
-    grid = cells({}, "paper-variants")
-    assert len({cell.name for cell in grid}) == len(grid) == 6 + 4 + 4 + 2 + 2 + 1
-    assert [c.name for c in cells({"stale_ascent": "true"}, "paper-variants")] == [
-        "fedspeed-dir0.3-zeta0-seed0-stale_ascenttrue",
-        "fedspeed-dir0.3-zeta0.15-seed0-stale_ascenttrue",
-    ]
-    *terms, ascent = cells({}, "paper-tiny-variants")
-    assert {(c.config.man_variant, c.config.man_logits, c.config.zeta) for c in terms} == {("tiny-code", False, 0.1)}
-    assert ascent.name == "fedspeed-dir0.6-zeta0.1-seed0-rho0.01"
+    assert [cell.name for cell in cells({"rho": "0.30"}, SWEEP)] == ["fedsam-seed0-rho0.3"]
+    assert [cell.name for cell in cells({"rho": "0.05", "seed": "5"}, SWEEP)] == ["fedsam-seed5"]
+    assert {cell.config.lr for cell in cells({"lr": "0.7"}, SWEEP)} == {0.7}
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"algorithm": "fedprox"}, "algorithm: 'fedprox' is no part of paper-variants; it has fedavg"),
-        ({"zeta": "0.2"}, "zeta: 0.2 is no part of paper-variants; it has 0.15, 0.3, 0"),
-        ({"zeta": "much"}, "zeta: should be a valid number"),
-        ({"algorithm": "fedavg", "stale_ascent": "true"}, "none of its runs has algorithm=fedavg stale_ascent=true"),
-        ({"seed": "-1"}, "seed: should be greater"),
-        ({"seed": "0,0"}, "seed: a value stands twice"),
-        ({"zetta": "0"}, "zetta: no such key; did you mean zeta?"),
-        ({"mu": "0.1"}, "mu: none of"),
+        ({"rho": "0.4"}, r"rho: 0.4 is no part of mine; it has 0.05, 0.3"),
+        ({"rho": "-1"}, "rho: should be greater than or equal to 0"),
+        ({"rho": "x"}, "rho: should be a valid number"),
+        ({"algorithm": "fedavg", "rho": "0.3"}, "mine: none of its runs has algorithm=fedavg rho=0.3 together"),
+        ({"mu": "0.1"}, "mu: none of fedavg, fedsam has this hyper-parameter"),
+        ({"zetta": "1"}, r"zetta: no such key; did you mean zeta\?"),
     ],
 )
 def test_keys_that_choose_nothing(keys, message):
-    with pytest.raises(UserError, match=message.replace("?", r"\?")):
-        cells(keys, "paper-variants")
-
-
-def test_names_of_presets():
-    with pytest.raises(UserError, match="did you mean paper-cifar100"):
-        cells({}, "paper-cifar-100")
-    for name in SWEEPS:
-        assert cells({"seed": "0"}, name)
+    with pytest.raises(UserError, match=f"^{message}"):
+        cells(keys, SWEEP)

@@ -1,4 +1,4 @@
-"""Sweeps from several machines become one; results become one file; what disagrees is refused by name."""
+"""Sweeps from several machines become one folder, their results one file; what disagrees is refused by name."""
 
 import json
 import shutil
@@ -104,71 +104,3 @@ def test_merge_and_results_from_the_command_line(both, capsys):
     assert file.read_bytes() == before
     assert told(capsys, ["results", sources[0], "--out", file, "--replace"])[0] == 0
     assert results.read(file)[1]["accuracy"] == {"all": 12.5}
-
-
-def test_flatness_is_kept_beside_the_results(both, capsys):
-    sources, out = both
-    words = ["results", sources[0], "--out", out / "all.jsonl", "--flatness", out / "hessian"]
-    code, said = told(capsys, words)
-    assert code == 2
-    assert "no flatness.json here" in said
-    (sources[0] / "a" / "flatness.json").write_text(
-        '{"format": 1, "run": {"method": "A", "config": {"lr": 0.123456789}}, '
-        '"models": {"all": {"top": {"values": [1.23456789, null, 3], "s": "x"}}}}'
-    )
-    code, said = told(capsys, words)
-    assert code == 0
-    assert "flatness of 1 runs" in said
-    kept = json.loads((out / "hessian" / "a.flatness.json").read_text())
-    assert kept["models"] == {"all": {"top": {"values": [1.2346, None, 3], "s": "x"}}}
-    assert kept["run"]["config"] == {"lr": 0.123456789}, "what was asked for stays as it is"
-    (sources[0] / "a" / "flatness.json").write_text("{")
-    assert "flatness.json: not a JSON file" in told(capsys, words)[1]
-
-
-GOOD = {
-    "config": {
-        "dataset": "d", "partition": "iid", "algorithm": "fedavg", "zeta": 0, "seed": 0, "rounds": 2, "clients": 3,
-    },
-    "accuracy": {"all": 50.0},
-    "rounds_to_target": None,
-    "curve": {"round": [1, 2], "all": [40.0, 50.0]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config": None}, "config is missing"),
-        ({"config": {"dataset": "d"}}, "config.partition is missing"),
-        ({"config": GOOD["config"] | {"zeta": "much"}}, "config.zeta is missing or not of the right kind"),
-        ({"accuracy": {}}, "accuracy.all"),
-        ({"accuracy": {"all": float("nan")}}, "accuracy.all"),
-        ({"accuracy": {"all": True}}, "accuracy.all"),
-        ({"rounds_to_target": "soon"}, "rounds_to_target"),
-        ({"curve": {"round": [1], "all": [40.0, 50.0]}}, "as many numbers"),
-        ({"curve": {"round": [1, 2], "all": [40.0, "x"]}}, "as many numbers"),
-        ({"curve": []}, "curve is missing"),
-    ],
-)
-def test_rows_that_are_no_results(tmp_path, change, message):
-    path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change) + "\n")
-    with pytest.raises(UserError, match=rf"r.jsonl: line 2: .*{message}"):
-        results.read(path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n"])
-def test_files_that_are_no_results(tmp_path, text):
-    path = tmp_path / "r.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"r\.jsonl: line 1: "):
-        results.read(path)
-
-
-def test_diverged_runs_are_results_too(tmp_path):
-    with pytest.raises(fedman.errors.Diverged):
-        fedman.run(**SMALL | {"lr": 1e30, "clip": float("inf")}, out=tmp_path / "run")
-    (row,) = results.collect([tmp_path])
-    assert "not finite" in row["diverged"]
-    assert results.join([("a", [row]), ("b", [row])]) == [row]

@@ -1,10 +1,14 @@
 """Compact results: what they keep, what they leave out."""
 
+import json
+
 import pytest
+from run_records import ROW
 
 import fedman
 from fedman.errors import UserError
 from fedman.runs import results
+from fedman.runs.folder import RunFolder
 
 
 def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
@@ -27,6 +31,31 @@ def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     out = tmp_path / "run"
     fedman.run(model="mlp", clients=3, participation=1.0, rounds=250, epochs=1, batch_size=1000, out=out)
-    curve = results.compact(out)["curve"]
+    curve = results.compact(RunFolder(out))["curve"]
     assert len(curve["round"]) <= results.POINTS
     assert curve["round"][-1] == 250
+
+
+@pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(ROW)[:-2]])
+def test_files_that_are_no_results(tmp_path, text):
+    path = tmp_path / "r.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"r\.jsonl: line 1: "):
+        results.read(path)
+
+
+def test_diverged_runs_are_results_too(tmp_path):
+    with pytest.raises(fedman.errors.Diverged):
+        fedman.run(model="mlp", clients=5, epochs=1, lr=1e30, clip=float("inf"), out=tmp_path / "run")
+    (row,) = results.collect([tmp_path])
+    assert "not finite" in row["diverged"]
+    assert results.join([("a", [row]), ("b", [row])]) == [row]
+
+
+def test_a_row_that_is_read_is_what_was_written(tmp_path):
+    """Unknown fields, the order of keys and the bits of the numbers included; not a number equals itself."""
+    row = ROW | {"later": {"version": [1, None]}}
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (kept,) = results.join([("a", results.read(path)), ("b", results.read(path))])
+    assert json.dumps(kept) == json.dumps(row)

@@ -1,4 +1,4 @@
-"""Sweeps on the embedded data: what is done is skipped, runs are stacked, one that diverges stops no other."""
+"""Sweeps on the embedded data: finished runs are skipped, runs are stacked, one that diverges stops no other."""
 
 import json
 
@@ -12,25 +12,25 @@ from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.executor import Executor
 from fedman.runs import build, experiment, sweep
+from fedman.runs.grid import Cell, cells
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
 
 
-def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
-    grid = sweep.cells(
+def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
+    grid = cells(
         {
             **{k: str(v) for k, v in SMALL.items()},
             "algorithm": "fedavg,feddyn",
             "zeta": "0,0.15",
             "seed": "0,1",
             "alpha": "0.1",
-        },
-        None,
+        }
     )
     assert [c.name for c in grid] == [
         f"{a}-zeta{z}-seed{s}" for a in ("fedavg", "feddyn") for z in ("0", "0.15") for s in (0, 1)
     ]
-    assert [c.config.alpha for c in grid] == [None] * 4 + [0.1] * 4
+    assert [c.config.hyper for c in grid] == [{}] * 4 + [{"alpha": 0.1}] * 4
     ran = []
 
     def on_cell(i, cell):
@@ -42,7 +42,7 @@ def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
     header, lines = sweep.table(rows)
     assert header == ["method", "plain", "+MAN ζ=0.15", "gain"]
     assert [line[0] for line in lines] == ["FedAvg", "FedDyn"]
-    plain = [rows[i]["accuracy"]["all"] for i in (0, 1)]
+    plain = [rows[i].accuracy for i in (0, 1)]
     assert lines[0][1] == f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"
     ran.clear()
     (tmp_path / grid[3].name / "summary.json").unlink()
@@ -50,7 +50,7 @@ def test_sweep_skips_what_is_done_and_resumes_what_is_not(tmp_path):
     assert ran == [grid[3].name]
     assert sweep.table(again) == (header, lines)
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
-        sweep.run([sweep.Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
+        sweep.run([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
 
 
 def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
@@ -94,13 +94,13 @@ def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypa
 
 
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
-    grid = sweep.cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"}, None)
+    grid = cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"})
     said = []
     rows = sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)
     assert len(said) == 1
     assert "not finite" in said[0]
     assert [line[1:] for line in sweep.table(rows)[1]] == [
         ["diverged"],
-        [f"{rows[1]['accuracy']['all']:.2f}"],
+        [f"{rows[1].accuracy:.2f}"],
     ]
     assert sweep.table(sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)) == sweep.table(rows)

@@ -259,7 +259,7 @@ def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
     Where graphs are captured, chunks of cohorts that differ in size are filled up to few sizes.
     """
     name, hyper = CASES[case]
-    given = {**hyperparameters(name), **hyper}
+    given = {**hyperparameters(ALGORITHMS[name]), **hyper}
     other = {k: v if isinstance(v, bool) else 0.7 * v for k, v in given.items()}
     variants = [
         (hyper, replace(TRAINING, seed=1), samples()),

@@ -1,4 +1,4 @@
-"""The ClientApp. The two lines that MAN takes are marked."""
+"""The ClientApp. The two lines that add MAN are marked."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -7,7 +7,7 @@ from torch import nn
 from digits_app.task import Net, loaders, test, train
 from fedman.flower import man_mod, with_man
 
-app = ClientApp(mods=[man_mod])  # 1: the server's zeta comes in, the MAN term and the round's tag go out
+app = ClientApp(mods=[man_mod])  # 1: receives zeta, returns the MAN term and the round's tag
 
 
 @app.train()

@@ -1,4 +1,4 @@
-"""The ServerApp: Flower's FedAvg behind a screen."""
+"""The ServerApp: Flower's FedAvg, with replies screened."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for some rounds and say how good the model is."""
+    """Train for some rounds and print the model's accuracy."""
     torch.manual_seed(0)
     nodes = context.run_config["num-nodes"]
     strategy = Screened(FedAvg(min_available_nodes=nodes, min_train_nodes=nodes, min_evaluate_nodes=nodes))

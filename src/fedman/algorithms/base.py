@@ -56,6 +56,7 @@ class Algorithm:
     server: ClassVar[tuple[str, ...]] = ("w",)  # vectors the server keeps; "w" is θ, the model sent to clients
     client: ClassVar[tuple[str, ...]] = ()  # vectors each client keeps between its rounds, zero at first
     weighted: ClassVar[bool] = False  # uploads are averaged by sample counts (True) or plainly (False)
+    gradients_per_step: ClassVar[int] = 1  # calls of `grad` in a step: what it costs
 
     @property
     def scratch(self) -> tuple[str, ...]:

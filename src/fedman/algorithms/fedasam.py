@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, sgd
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ class FedASAM(Algorithm):
 
     title = "FedASAM"
     weighted = True
+    gradients_per_step = 2
 
-    rho: float = 0.5
-    eta: float = 0.2  # η_a
+    rho: float = hyperparameter(0.5, "ρ, length of the ascent")
+    eta: float = hyperparameter(0.2, "η_a, added to |w| in the scale of a weight")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
         return sgd(w, grad(climb(w, grad(w), self.rho, hp, eta=self.eta)), hp)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import sgd
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class FedDC(Algorithm):
     server = ("w", "h", "g")
     client = ("h", "g")
 
-    alpha: float = 0.01
-    decayed: bool = False
+    alpha: float = hyperparameter(0.01, "α, weight of the quadratic term")
+    decayed: bool = hyperparameter(False, "control states with the decayed learning rate")
 
     def begin(self, server: State, client: State, hp: Local) -> State:
         return {"pull": self.alpha / hp.p * (client["h"] - server["w"]) + server["g"] / hp.p - client["g"]}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, Scratch, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import sgd
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class FedDyn(Algorithm):
     server = ("w", "h")
     client = ("h",)
 
-    alpha: float = 0.01
+    alpha: float = hyperparameter(0.01, "α, weight of the quadratic term")
 
     def begin(self, server: State, client: State, hp: Local) -> State:
         return {"pull": self.alpha / hp.p * (client["h"] - server["w"])}

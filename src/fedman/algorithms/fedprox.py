@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import sgd
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class FedProx(Algorithm):
     title = "FedProx"
     weighted = True
 
-    mu: float = 1e-4
+    mu: float = hyperparameter(1e-4, "μ, weight of the proximal term")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
         return sgd(w, grad(w) + self.mu * (w - server["w"]), hp)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, sgd
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ class FedSAM(Algorithm):
 
     title = "FedSAM"
     weighted = True
+    gradients_per_step = 2
 
-    rho: float = 0.05
+    rho: float = hyperparameter(0.05, "ρ, length of the ascent")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
         return sgd(w, grad(climb(w, grad(w), self.rho, hp)), hp)

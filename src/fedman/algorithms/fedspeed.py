@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Grad, Local, Scratch, State
 from fedman.algorithms.feddyn import FedDyn
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, clip_factor, sgd
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ class FedSpeed(FedDyn):
     """
 
     title = "FedSpeed"
+    gradients_per_step = 2
 
-    rho: float = 0.1
-    stale_ascent: bool = False
+    rho: float = hyperparameter(0.1, "ρ, length of the ascent")
+    stale_ascent: bool = hyperparameter(False, "keep the last gradient in the ascent, as in the MAN authors' code")
 
     @property
     def scratch(self) -> tuple[str, ...]:

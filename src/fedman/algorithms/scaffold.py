@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import sgd
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Scaffold(Algorithm):
     server = ("w", "c")
     client = ("c",)
 
-    decayed: bool = False
+    decayed: bool = hyperparameter(False, "control states with the decayed learning rate")
 
     def begin(self, server: State, client: State, hp: Local) -> State:
         return {"pull": server["c"] / hp.p - client["c"]}

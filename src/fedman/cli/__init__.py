@@ -1,4 +1,4 @@
-"""The command line: commands, their options, what they show. pydantic, typer and rich stay at this edge."""
+"""The command line: commands, their options, progress and output. typer and rich are imported here only."""
 
 from __future__ import annotations
 

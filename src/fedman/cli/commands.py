@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""The commands of `fedman`. Nothing heavy is imported before a command needs it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,29 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedman.cli.flower import app as flower_app
-from fedman.cli.options import (
-    ConfigOption,
-    Device,
-    Keys,
-    Out,
-    PresetOption,
-    Resume,
-    given_keys,
-    run_folder,
-    run_name,
-    say,
-    tell,
-)
+from fedman.algorithms import ALGORITHMS
+from fedman.cli import data, flower
+from fedman.cli.flatness import flatness
+from fedman.cli.listing import print_listing
+from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
+from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 
+if TYPE_CHECKING:
+    from fedman.runs.grid import Cell
+
+*TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Federated learning that lands in flat minima: FedAvg, FedSAM, FedASAM, FedDyn, FedDC, FedSpeed, FedProx "
-    "and SCAFFOLD, with and without minimising layerwise activation norms (MAN).",
+    help=f"Federated learning that lands in flat minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
+    "layerwise activation norms (MAN).",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
-app.add_typer(data_app, name="data")
-app.add_typer(flower_app, name="flower")
 
 
 @app.command()
@@ -53,21 +46,26 @@ def run(
     fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
     """
     from fedman.config import resolve
+    from fedman.paper.presets import find_preset
 
-    settings = resolve(given_keys(keys, preset, config, out, resume), preset)
-    out = run_folder(out or Path("runs") / run_name(settings), resume)
+    settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
+    out = run_folder(out, settings, resume)
 
     from fedman.cli.progress import data_progress, run_progress
     from fedman.data import load
     from fedman.runs import experiment
 
     with data_progress() as reading:
-        data = load(settings.dataset, settings.data_dir, reading)
-    command = f": fedman run --out {shlex.quote(str(out))} --resume"
+        samples = load(*settings.source, reading)
     title = f"{settings.method} · {settings.dataset} {settings.partition}"
-    with going_on_with(command), run_progress(title, settings.rounds) as advance:
-        result = experiment.run(settings, data=data, out=out, resume=resume, device=device, progress=advance, warn=say)
-    tell(settings, result.summary, out)
+    with (
+        say_how_to_resume(f": fedman run --out {shlex.quote(str(out))} --resume"),
+        run_progress(title, settings.rounds) as advance,
+    ):
+        result = experiment.run(
+            settings, data=samples, out=out, resume=resume, device=device, progress=advance, warn=print_message
+        )
+    print_result(settings, result.summary, out)
 
 
 @app.command()
@@ -89,8 +87,6 @@ def sweep(
 
     fedman sweep --merge runs/a runs/b --out runs/all
     """
-    from fedman.config import overrides, read_toml
-
     if merge:
         if out is None or not keys or preset or config:
             raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
@@ -98,11 +94,33 @@ def sweep(
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
-    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
-    from fedman.runs import sweep as grids
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import Sweep, cells
 
-    with going_on_with(" the same command"):
-        grids.command(given, preset, out, device, say)
+    base = find_sweep(preset)
+    grid = cells(given_keys(keys, config), base)
+    with say_how_to_resume(" the same command"):
+        _run_sweep(grid, out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep"), device)
+
+
+def _run_sweep(grid: list[Cell], out: Path, device: str) -> None:
+    """Run the unfinished runs of a grid, print its table and write it to `out`."""
+    from fedman.cli.progress import data_progress, sweep_progress
+    from fedman.data import load
+    from fedman.runs import sweep
+    from fedman.runs.atomic import write_text
+    from fedman.runs.text_tables import markdown
+
+    left = sweep.unfinished(grid, out)
+    if len(left) < len(grid):
+        print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
+    with data_progress() as reading:
+        samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
+    with sweep_progress({i: (grid[i].config.rounds, grid[i].cost) for i in left}, len(grid)) as on_cell:
+        rows = sweep.run(grid, samples, out, device, lambda i, cell: on_cell(i, cell.name), print_message)
+    header, lines = sweep.table(rows)
+    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
+    write_text(out / "table.md", markdown(header, lines))
 
 
 @app.command()
@@ -118,11 +136,12 @@ def results(
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
-    from fedman.runs.results import command, keep_flatness
+    from fedman.paper.flatness.flatness_json import copy_compact
+    from fedman.runs.results import command
 
     typer.echo(command(sources, out, replace))
     if flatness is not None:
-        typer.echo(keep_flatness(sources, flatness))
+        typer.echo(copy_compact(sources, flatness))
 
 
 @app.command()
@@ -139,155 +158,19 @@ def report(
     typer.echo(command(place, out))
 
 
-@app.command()
-def flatness(
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="folders of finished runs")] = None,
-    top: Annotated[int | None, typer.Option(metavar="K", help="the K largest eigenvalues of the Hessian")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="its trace with a standard error")] = False,
-    density: Annotated[bool, typer.Option("--density", help="the density of its eigenvalues")] = False,
-    layers: Annotated[bool, typer.Option("--layers", help="top eigenvalue and trace of each layer's block")] = False,
-    clients: Annotated[bool, typer.Option("--clients", help="top eigenvalue of each client's loss")] = False,
-    landscape: Annotated[bool, typer.Option("--landscape", help="the loss around the model")] = False,
-    directions: Annotated[str, typer.Option(help="of the landscape: random, or top (eigenvectors)")] = "random",
-    axes: Annotated[int, typer.Option(help="of the landscape: 1 or 2")] = 2,
-    points: Annotated[int, typer.Option(help="of the landscape along an axis")] = 41,
-    span: Annotated[float, typer.Option(help="of the landscape: from -SPAN to SPAN")] = 1.0,
-    ends: Annotated[str, typer.Option(help="of the spectrum for --top: top, or both (K of each)")] = "top",
-    tol: Annotated[float, typer.Option(help="residual of an eigenvalue, relative to the largest")] = 1e-4,
-    rtol: Annotated[float, typer.Option(help="standard error of a trace, relative")] = 0.01,
-    starts: Annotated[int, typer.Option(help="of the density's Lanczos runs")] = 5,
-    steps: Annotated[int, typer.Option(help="of each of them")] = 100,
-    model: Annotated[str, typer.Option(help="all, sel, cloud, or several with commas")] = "all",
-    samples: Annotated[int | None, typer.Option(help="training samples, drawn at random", show_default="all")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="samples at once: bounds the memory")] = None,
-    keep_graphs: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep-graphs/--drop-graphs", help="faster products for memory", show_default="on CUDA, where they fit"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of random vectors and directions")] = 0,
-    precision: Annotated[str, typer.Option(help="fp32, fp64, or tf32 on CUDA")] = "fp32",
-    device: Device = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="where the data set lies", show_default="as in the run")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="folder for the pictures", show_default="the run's, or that of all")
-    ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
-    theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
-) -> None:
-    """How flat the training loss is around finished runs; top eigenvalue and trace unless told.
-
-    fedman flatness runs/fedavg runs/fedavg-man --top 200 --density --landscape
-    """
-    from fedman.paper.flatness import command
-
-    models = command.chosen_models(model)
-    if theory:
-        return command.theory(out, seed, typer.echo)
-    if plot:
-        return command.plot(runs or [], models, out, typer.echo)
-    if top is not None and top < 1:
-        raise UserError(f"top: {top}; at least 1 eigenvalue is needed")
-    nothing = not (top or trace or density or layers or clients or landscape)
-    request = command.Request(
-        top=top or int(nothing), ends=ends, trace=trace or nothing, density=density, layers=layers, clients=clients,
-        landscape=directions if landscape else "", axes=axes, points=points, span=span, tol=tol, rtol=rtol,
-        starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
-    )  # fmt: skip
-    command.measure(
-        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, say=typer.echo
-    )
-
-
-@app.command(name="list")
-def list_() -> None:
-    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
-    from fedman.algorithms import ALGORITHMS, hyperparameters
-    from fedman.config import MODELS, Config
-    from fedman.data import SPECS
-    from fedman.paper.presets import PRESETS, SWEEPS
-
-    typer.echo("algorithms")
-    for name, kind in ALGORITHMS.items():
-        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(name).items())
-        typer.echo(f"  {name:14} {kind.title:9} {hyper}".rstrip())
-    typer.echo("data sets")
-    for name, spec in SPECS.items():
-        shape = "x".join(map(str, spec.shape))
-        typer.echo(f"  {name:14} {spec.classes} classes of {shape}, model {spec.model}")
-    typer.echo("  npz:PATH       your own arrays: x_train, y_train, x_test, y_test, or x and y")
-    typer.echo(f"models\n  {' '.join(MODELS)}")
-    typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
-    for name, values in PRESETS.items():
-        typer.echo(f"  {name:21} zeta={values['zeta']} rounds={values['rounds']} clients={values['clients']}")
-    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
-    for name, grids in SWEEPS.items():
-        axes = " ".join(f"{key}={','.join(options)}" for key, options in grids[0].axes.items())
-        typer.echo(f"  {name:21} {axes}{f' and {len(grids) - 1} more grids' if len(grids) > 1 else ''}")
-    typer.echo("keys")
-    for name, field in Config.model_fields.items():
-        default = "" if field.default in (None, "") else f" [{field.default}]".lower()
-        typer.echo(f"  {name:18} {field.description}{default}")
-
-
-@data_app.command()
-def get(
-    name: Annotated[str, typer.Argument(help="data set to download")],
-    data_dir: Annotated[
-        Path | None, typer.Option(help="where to", show_default="$FEDMAN_DATA or ~/.cache/fedman")
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
-) -> None:
-    """Download the official archive, with resume and checksum."""
-    from fedman.cli.progress import data_progress
-    from fedman.data import download
-
-    with data_progress() as advance:
-        paths = download.get(name, data_dir, url=url, progress=advance)
-    for path in paths:
-        typer.echo(f"written to {path}")
-    if not paths:
-        typer.echo(f"{name} is part of the package; there is nothing to download")
-
-
-@data_app.command()
-def show(
-    keys: Keys = None,
-    preset: PresetOption = None,
-    plot: Annotated[Path | None, typer.Option(help="draw class x client to a .png or .svg")] = None,
-) -> None:
-    """How a data set is split over the clients.
-
-    fedman data show --preset cifar100-dir0.3 --plot partition.png
-    """
-    from fedman.config import overrides, resolve
-    from fedman.data import load, partition
-
-    settings = resolve(overrides(keys or []), preset)
-    data = load(settings.dataset, settings.data_dir)
-    parts = partition.for_config(settings, data)
-    if plot is not None:
-        partition.plot(data.y_train, parts, data.classes, plot)
-    facts = partition.heterogeneity(data.y_train, parts, data.classes)
-    typer.echo(f"{settings.dataset}, {settings.partition}: " + ", ".join(f"{k} {v:.4g}" for k, v in facts.items()))
-    if plot is not None:
-        typer.echo(f"written to {plot}")
+app.command()(flatness)
+app.command(name="list")(print_listing)
+app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
 
 
 @contextmanager
-def going_on_with(command: str) -> Iterator[None]:
-    """An interruption says how to go on."""
+def say_how_to_resume(command: str) -> Iterator[None]:
+    """Add the command that continues a run to the message of an interruption."""
     try:
         yield
     except Interrupted as error:
         raise Interrupted(error.signum, f"{error}; go on with{command}") from None
-
-
-def stop(message: str, code: int) -> NoReturn:
-    """Say why and leave."""
-    say(message)
-    raise SystemExit(code)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -299,14 +182,19 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command(arguments if arguments is not None else sys.argv[1:], standalone_mode=True)
     except UserError as error:
-        stop(f"error: {error}", 2)
+        _exit(f"error: {error}", 2)
     except Diverged as error:
-        stop(f"diverged: {error}; a smaller lr or zeta may help", 3)
+        _exit(f"diverged: {error}; a smaller lr or zeta may help", 3)
     except TooFew as error:
-        stop(f"too few clients: {error}", 4)
+        _exit(f"too few clients: {error}", 4)
     except Interrupted as error:
-        stop(str(error), 128 + error.signum)
+        _exit(str(error), 128 + error.signum)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-            stop("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
+            _exit("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
         raise
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    print_message(message)
+    raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""`fedman flower ...`. Flower itself is imported by the command that needs it."""
+"""`fedman flower ...`: runs on Flower. Flower itself is imported by the command that needs it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedman.cli.options import (
-    ConfigOption,
-    Device,
-    Keys,
-    Out,
-    PresetOption,
-    Resume,
-    given_keys,
-    run_folder,
-    run_name,
-    say,
-    tell,
-)
+from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, run_folder, run_keys
+from fedman.cli.output import print_message, print_result
 from fedman.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms on Flower, on many machines or simulated.")
@@ -41,28 +30,37 @@ def simulate(
 
     fedman flower simulate --preset digits algorithm=feddc rounds=10
     """
-    need_flower()
+    require_flower()
     from fedman.config import resolve
-    from fedman.flower.service import FILE, split
+    from fedman.flower.server_options import OPTIONS_FILE, split_options
+    from fedman.paper.presets import find_preset
 
-    values, service = split(given_keys(keys, preset, config, out, resume, ("config.toml", FILE)))
-    settings = resolve(values, preset)
-    out = run_folder(out or Path("runs") / f"flower-{run_name(settings)}", resume)
+    values, options = split_options(run_keys(keys, preset, config, out, resume, (OPTIONS_FILE,)))
+    settings = resolve(values, find_preset(preset))
+    out = run_folder(out, settings, resume, "flower-")
 
     from fedman.cli.progress import run_progress
     from fedman.flower.simulation import simulate as run_simulated
 
     with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
         result = run_simulated(
-            settings, service, out=out, resume=resume, device=device, cpus=cpus, gpus=gpus, progress=advance, warn=say
+            settings,
+            options,
+            out=out,
+            resume=resume,
+            device=device,
+            cpus=cpus,
+            gpus=gpus,
+            progress=advance,
+            warn=print_message,
         )
-    tell(settings, result.summary, out)
+    print_result(settings, result.summary, out)
 
 
 @app.command()
 def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exist yet")]) -> None:
     """Write the Flower app that `flwr run` starts in a deployment."""
-    need_flower()
+    require_flower()
     from fedman.flower.app import new_project
 
     new_project(folder)
@@ -72,13 +70,13 @@ def new(folder: Annotated[Path, typer.Argument(help="a folder that does not exis
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def superexec(context: typer.Context) -> None:
     """`flower-superexec`, with its own options, whose client processes start warm."""
-    need_flower()
-    from fedman.flower.executor import main as run_superexec
+    require_flower()
+    from fedman.flower.superexec import main as run_superexec
 
     run_superexec(context.args)
 
 
-def need_flower() -> None:
-    """Say how to get Flower where it is missing."""
+def require_flower() -> None:
+    """Refuse to go on if Flower is not installed, and say how to install it."""
     if find_spec("flwr") is None or find_spec("ray") is None:
         raise UserError("flower: not installed; pip install 'fedman[flower]'")

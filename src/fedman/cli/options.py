@@ -1,4 +1,4 @@
-"""What the commands share: options, where settings come from, what is said at the end."""
+"""Options that several commands have, and the settings and the folder of a run made from them."""
 
 from __future__ import annotations
 
@@ -20,52 +20,44 @@ Out = Annotated[Path | None, typer.Option(help="folder for the results", show_de
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 
 
-def given_keys(
+def given_keys(keys: list[str] | None, config: Path | None) -> dict[str, Any]:
+    """The keys of the file and of the command line, which takes precedence."""
+    from fedman.config import overrides, read_toml
+
+    return {**(read_toml(config) if config else {}), **overrides(keys or [])}
+
+
+def run_keys(
     keys: list[str] | None,
     preset: str | None,
     config: Path | None,
     out: Path | None,
     resume: bool,
-    files: tuple[str, ...] = ("config.toml",),
+    files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The keys of the file and of the command line; those of the run to go on with, where none are given."""
-    from fedman.config import overrides, read_toml
+    """The given keys; if a run is resumed without any, those of its configuration and of the `files` in its folder."""
+    from fedman.config import read_toml
 
-    given: dict[str, Any] = {**(read_toml(config) if config else {}), **overrides(keys or [])}
+    given = given_keys(keys, config)
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        given = {key: value for name in files for key, value in read_toml(out / name).items()}
+        from fedman.runs.folder import RunFolder
+
+        given = RunFolder(out).read_config()
+        for name in files:
+            given |= read_toml(out / name)
     return given
 
 
-def run_folder(out: Path, resume: bool) -> Path:
-    """A folder that is the run's own."""
-    from fedman.runs.folder import refuse_used
+def run_folder(out: Path | None, config: Config, resume: bool, prefix: str = "") -> Path:
+    """The folder of a run, named after its settings by default; one that holds a run is refused, unless to resume."""
+    from fedman.runs.folder import RunFolder
 
+    if out is None:
+        dataset = Path(config.dataset.removeprefix("npz:")).stem
+        name = f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
+        out = Path("runs") / f"{prefix}{name}"
     if not resume:
-        refuse_used(out)
+        RunFolder(out).refuse_used()
     return out
-
-
-def tell(config: Config, summary: dict[str, Any], out: Path) -> None:
-    """The result of a run in two lines."""
-    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
-    reached = summary["rounds_to_target"] or f"{config.rounds}+"
-    target = f"; {config.target:g} % in round {reached}" if config.target else ""
-    how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
-    typer.echo(f"{config.method}: {accuracy}{target}; {how}")
-    typer.echo(f"written to {out}")
-
-
-def run_name(config: Config) -> str:
-    """The folder of a run that was given none."""
-    dataset = Path(config.dataset.removeprefix("npz:")).stem
-    return f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
-
-
-def say(message: str) -> None:
-    """A line for the person, apart from the results. What a file or a word brought along is not printed raw."""
-    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
-    typer.echo("fedman: " + "\n".join(lines), err=True)

@@ -1,4 +1,4 @@
-"""Progress a person can follow: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -17,21 +17,23 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedman.runs.records import RoundRecord
 
 EVERY = 10.0  # seconds between plain lines
 
 
-def described(record: dict[str, Any]) -> str:
-    """The figures of a round in a few words."""
+def format_round(record: RoundRecord) -> str:
+    """Loss and accuracy of a round in a few words."""
     accuracy = f"{record['accuracy']['all']:.2f} %" if "all" in record["accuracy"] else ""
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
     return f"loss {record['loss']:.3f} {accuracy}{lost}"
 
 
 @contextmanager
-def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Follows one run."""
+def run_progress(title: str, rounds: int) -> Iterator[Callable[[RoundRecord], None]]:
+    """Progress of one run: call the function with the record of every round."""
     with sweep_progress({0: (rounds, rounds)}, 1) as on_cell:
         yield on_cell(0, title)
 
@@ -39,11 +41,12 @@ def run_progress(title: str, rounds: int) -> Iterator[Callable[[dict[str, Any]],
 @contextmanager
 def sweep_progress(
     work: Mapping[int, tuple[int, float]], total: int
-) -> Iterator[Callable[[int, str], Callable[[dict[str, Any]], None]]]:
-    """Follows the runs that are left of `total`, given by number as (rounds, cost): call it with number and name.
+) -> Iterator[Callable[[int, str], Callable[[RoundRecord], None]]]:
+    """Progress of a sweep of `total` runs; `work` holds (rounds, cost) of the unfinished ones by number.
 
-    The time left is that of the work done since the first round, which has kernels to compile and graphs to capture,
-    scaled to the cost of what is to come; nothing is said before there is something to go by.
+    The function takes a run's number and name and returns the one to call with the record of every round. The time
+    left is extrapolated by cost from the rounds after the first, which compiles kernels and captures graphs; it is not
+    shown before a second has passed.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -52,29 +55,29 @@ def sweep_progress(
     )  # fmt: skip
     terminal, whole = console.is_terminal, sum(cost for _, cost in work.values())
     task = bar.add_task("", total=whole, figures="", left="")
-    began: float | None = None
-    said = fresh = 0.0
-    played = dict.fromkeys(work, 0)
+    started: float | None = None
+    printed = cost_since = 0.0
+    rounds_done = dict.fromkeys(work, 0)
 
-    def on_cell(i: int, name: str) -> Callable[[dict[str, Any]], None]:
+    def on_cell(i: int, name: str) -> Callable[[RoundRecord], None]:
         number = f"[{i + 1}/{total}] " if total > 1 else ""
         rounds, cost = work[i]
 
-        def advance(record: dict[str, Any]) -> None:
-            nonlocal began, said, fresh
+        def advance(record: RoundRecord) -> None:
+            nonlocal started, printed, cost_since
             now, last = time.monotonic(), record["round"] == rounds
-            figures = f"round {record['round']}/{rounds} {described(record)}"
-            if began is None:
-                began = now
+            figures = f"round {record['round']}/{rounds} {format_round(record)}"
+            if started is None:
+                started = now
             else:
-                fresh += cost / rounds
-            played[i] = record["round"]
-            done = sum(work[k][1] * t / work[k][0] for k, t in played.items())
-            known = fresh > 0 and now - began >= 1
-            left = f"{duration((now - began) / fresh * (whole - done))} left" if known else ""
+                cost_since += cost / rounds
+            rounds_done[i] = record["round"]
+            done = sum(work[k][1] * t / work[k][0] for k, t in rounds_done.items())
+            known = cost_since > 0 and now - started >= 1
+            left = f"{duration((now - started) / cost_since * (whole - done))} left" if known else ""
             bar.update(task, completed=done, description=number + name, figures=figures, left=left)
-            if not terminal and (last or now - said >= EVERY):
-                said = now
+            if not terminal and (last or now - printed >= EVERY):
+                printed = now
                 print(f"{number}{name} {figures} {left}".rstrip(), file=sys.stderr)
 
         return advance
@@ -87,7 +90,7 @@ def sweep_progress(
 
 
 def duration(seconds: float) -> str:
-    """In the units a person would use.
+    """Seconds in the units a person would use.
 
     >>> duration(42), duration(400), duration(7500)
     ('42 s', '6 min 40 s', '2 h 05 min')
@@ -102,7 +105,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def data_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Follows transfers and the decoding of images: call it with what, how much is done, and of how much (or 0)."""
+    """Progress of reading data: call the function with what is read, how much is done, and the total (0: unknown)."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -112,30 +115,18 @@ def data_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def work_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """`data_progress` for long work: off a terminal a line now and then says how far it is."""
+    """`data_progress` for long work, with a line every `EVERY` seconds where there is no terminal."""
     if Console(stderr=True).is_terminal:
-        with data_progress() as follow:
-            yield follow
+        with data_progress() as advance:
+            yield advance
         return
-    said, before = time.monotonic(), ""
+    printed, before = time.monotonic(), ""
 
-    def line(what: str, done: int, total: int) -> None:
-        nonlocal said, before
+    def print_line(what: str, done: int, total: int) -> None:
+        nonlocal printed, before
         now = time.monotonic()
-        if what != before or now - said >= EVERY:
-            said, before = now, what
+        if what != before or now - printed >= EVERY:
+            printed, before = now, what
             print(f"{what} {done}/{total}", file=sys.stderr)
 
-    yield line
-
-
-def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
-    """A table for a person."""
-    table = Table(title=title, title_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left")
-    for line in lines:
-        table.add_row(*line)
-    console = Console()
-    console.width = console.width if console.is_terminal else 120
-    console.print(table)
+    yield print_line

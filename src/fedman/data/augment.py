@@ -1,4 +1,4 @@
-"""From stored samples to normalised, augmented batches, for a whole stack of clients at once."""
+"""Normalised and augmented batches from stored samples, for several clients at once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedman.data.images import holds_images
+
 PAD = 4  # pixels of padding for the random crop, for all data sets of the paper
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
     """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
-    if x.dtype != torch.uint8:
+    if not holds_images(x):
         return x.to(dtype)
     scale, shift = affine(tuple(mean), tuple(std), dtype, x.device)
     return x.to(dtype) * scale - shift
@@ -24,13 +26,13 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: tor
 def affine(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(scale, shift) per channel: x·scale − shift. Kept on the device: a captured graph cannot copy from the host."""
+    """(scale, shift) per channel: x·scale − shift. Cached on the device: a captured graph cannot copy from the host."""
     scale = 1 / (255 * torch.tensor(std, dtype=dtype, device=device))
     return scale, torch.tensor(mean, dtype=dtype, device=device) * 255 * scale
 
 
 def channels_first(x: Tensor) -> Tensor:
-    """`[..., H, W, C]` seen as `[..., C, H, W]` without moving a byte: torch's channels_last layout."""
+    """A view of `[..., H, W, C]` as `[..., C, H, W]`: torch's channels_last layout."""
     return x.movedim(-1, -3)
 
 
@@ -64,8 +66,8 @@ def gather(
 ) -> Tensor:
     """Normalised windows `[S, B, H, W, C]` of the stored images `where` `[S, B]`, straight from the bytes.
 
-    The same batch as `Windows.take`, with nothing prepared beforehand: better on a GPU, where memory is dearer than
-    arithmetic and a captured graph wants no tensor that changes its place from round to round.
+    The same batch as `Windows.take`, with nothing prepared beforehand: better on a GPU, where memory is scarcer than
+    arithmetic and a captured graph needs tensors whose addresses do not change from round to round.
     """
     if window is None:
         return normalise(x[where], mean, std, dtype)

@@ -1,8 +1,8 @@
-"""Decoded images kept as one uint8 .npy file, so that the second start is quick.
+"""A cache of decoded images in one uint8 .npy file.
 
 The file is one flat array: images, labels (one byte each), the key of what they were made from, and the
-CRC-32 of all that. It is written beside its target, synced and renamed, so it is whole or not there; a file
-whose key or checksum does not fit is not used.
+CRC-32 of all that. It is written beside its place, synced and renamed, so it is complete or absent; a file
+with another key or a wrong checksum is ignored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 KEY_BYTES = 32
 CRC_BYTES = 4
-HEADER_BYTES = 4096  # no .npy header of ours is longer
+HEADER_BYTES = 4096  # at most, in files written here
 
 
 def load(path: Path, key: bytes, count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Images [count, *shape] and labels stored under `key`; None if there are none that can be trusted."""
+    """Images [count, *shape] and labels stored under `key`; None if there is no valid file."""
     pixels = count * int(np.prod(shape))
     total = pixels + count + KEY_BYTES + CRC_BYTES
     try:
@@ -31,14 +31,14 @@ def load(path: Path, key: bytes, count: int, shape: tuple[int, ...]) -> tuple[np
         return None
     if flat.shape != (total,) or flat.dtype != np.uint8:
         return None
-    body, crc = flat[:-CRC_BYTES], flat[-CRC_BYTES:]
-    if body[-KEY_BYTES:].tobytes() != key or zlib.crc32(body) != int.from_bytes(crc.tobytes(), "little"):
+    body, crc = flat[:-CRC_BYTES], flat[-CRC_BYTES:].tobytes()
+    if body[-KEY_BYTES:].tobytes() != key or zlib.crc32(body).to_bytes(CRC_BYTES, "little") != crc:
         return None
     return flat[:pixels].reshape(count, *shape), flat[pixels : pixels + count]
 
 
 def save(path: Path, key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
-    """Store uint8 images and labels under `key` in place of whatever was at `path`; may raise OSError."""
+    """Write uint8 images and labels under `key`, replacing the file at `path`; may raise OSError."""
     parts: list[Any] = [images.reshape(-1).data, labels.astype(np.uint8).tobytes(), key]
     crc = 0
     for part in parts:

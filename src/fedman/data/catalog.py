@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from fedman.errors import UserError
+from fedman.errors import UserError, did_you_mean
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total); total is 0 where it is not known."""
+
+IidOrder = Literal["shuffled", "stored", "balanced"]
+"""The order of samples of which iid clients are consecutive blocks: random; as stored; or the first sample of every
+class, then the second of every class, and so on."""
 
 
 @dataclass(frozen=True)
 class Spec:
     """One data set: its facts, the model and target that go with it, and its official files.
 
-    `mean` and `std` are per channel, of pixels scaled to [0, 1]. `files` maps what `fedman data get` fetches
-    to checksums ("algorithm:hex"), `also` other official archives that are read as well; `url` is the address
-    of the folder they lie in and `folder` the place below data_dir where they are put.
+    `mean` and `std` are per channel, of pixels scaled to [0, 1]. `iid` differs between data sets as in the paper's
+    code. `first_labels` tell apart data sets whose files have the same names and sizes. `files` maps what
+    `fedman data get` fetches to checksums ("algorithm:hex"), `also` other official archives that are read as well;
+    `url` is the address of the folder they lie in and `folder` the place below data_dir where they are put.
     """
 
     name: str
@@ -34,6 +39,7 @@ class Spec:
     std: tuple[float, ...]
     model: str
     augment: bool = False
+    iid: IidOrder = "shuffled"
     target: float | None = None
     first_labels: tuple[int, ...] = ()
     url: str = ""
@@ -67,6 +73,7 @@ _SPECS = (
         std=(0.247, 0.243, 0.262),
         model="cifar_cnn",
         augment=True,
+        iid="stored",
         url="https://www.cs.toronto.edu/~kriz/",
         files={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
         also={"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
@@ -83,6 +90,7 @@ _SPECS = (
         std=(0.2675, 0.2565, 0.2761),
         model="cifar_cnn",
         augment=True,
+        iid="balanced",
         target=50.0,
         url="https://www.cs.toronto.edu/~kriz/",
         files={"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
@@ -160,9 +168,8 @@ def lookup(name: str) -> Spec:
     """The facts of a named data set; a name that is not known is an error that suggests the nearest."""
     if name in SPECS:
         return SPECS[name]
-    near = difflib.get_close_matches(name.lower(), SPECS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"dataset: {name!r} is not known{hint} Allowed: {', '.join(SPECS)}, npz:PATH")
+    hint = did_you_mean(name, SPECS) or ";"
+    raise UserError(f"dataset: {name!r} is not known{hint} allowed are {', '.join(SPECS)}, npz:PATH")
 
 
 def default_dir() -> Path:

@@ -26,17 +26,21 @@ class Layout:
     test: str
     labels: int | bytes
 
+    def counts(self, spec: Spec) -> dict[str, int]:
+        """Records in each file, the test set last."""
+        return {**dict.fromkeys(self.train, spec.train // len(self.train)), self.test: spec.test}
+
+    def limits(self, spec: Spec) -> dict[str, int]:
+        """The most bytes each file may have."""
+        beside, once = (self.labels, 0) if isinstance(self.labels, int) else (NAME_BYTES, NAME_BYTES * 16)
+        return {name: n * (PIXELS + beside) + once for name, n in self.counts(spec).items()}
+
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+_BINARY_BATCHES = tuple(f"{name}.bin" for name in _BATCHES)
 LAYOUTS = {
     10: (
-        Layout(
-            "cifar-10-binary.tar.gz",
-            "cifar-10-batches-bin",
-            tuple(f"{name}.bin" for name in _BATCHES),
-            "test_batch.bin",
-            1,
-        ),
+        Layout("cifar-10-binary.tar.gz", "cifar-10-batches-bin", _BINARY_BATCHES, "test_batch.bin", 1),
         Layout("cifar-10-python.tar.gz", "cifar-10-batches-py", _BATCHES, "test_batch", b"labels"),
     ),
     100: (
@@ -51,75 +55,45 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
     layouts = LAYOUTS[spec.classes]
     for layout in layouts:
         if (root / layout.folder).is_dir():
-            return _from_folder(spec, layout, root / layout.folder)
+            return _arrays(spec, layout, files.read_folder(root / layout.folder, layout.limits(spec)))
         if (root / layout.archive).exists():
-            return _from_archive(spec, layout, root / layout.archive)
+            return _arrays(spec, layout, files.read_tar_gz(root / layout.archive, layout.folder, layout.limits(spec)))
     for layout in layouts:
         if all((root / name).is_file() for name in (*layout.train, layout.test)):
-            return _from_folder(spec, layout, root)
+            return _arrays(spec, layout, files.read_folder(root, layout.limits(spec)))
     raise files.not_found(spec, root, [name for x in layouts for name in (f"{x.folder}/", x.archive)])
 
 
-def _counts(spec: Spec, layout: Layout) -> dict[str, int]:
-    """Records in each file."""
-    return {**dict.fromkeys(layout.train, spec.train // len(layout.train)), layout.test: spec.test}
-
-
-def _limit(layout: Layout, records: int) -> int:
-    """The most bytes a file of so many records may have."""
-    if isinstance(layout.labels, int):
-        return records * (PIXELS + layout.labels)
-    return records * (PIXELS + NAME_BYTES) + NAME_BYTES * 16
-
-
-def _from_folder(spec: Spec, layout: Layout, folder: Path) -> files.Arrays:
-    counts = _counts(spec, layout)
-    data = files.read_folder(folder, {name: _limit(layout, n) for name, n in counts.items()})
-    return _arrays(spec, layout, {name: str(folder / name) for name in counts}, data)
-
-
-def _from_archive(spec: Spec, layout: Layout, archive: Path) -> files.Arrays:
-    members = {name: f"{layout.folder}/{name}" for name in _counts(spec, layout)}
-    limits = {members[name]: _limit(layout, n) for name, n in _counts(spec, layout).items()}
-    data = files.read_tar_gz(archive, limits)
-    where = {name: f"{archive}: {member}" for name, member in members.items()}
-    return _arrays(spec, layout, where, {name: data[member] for name, member in members.items()})
-
-
-def _arrays(spec: Spec, layout: Layout, where: dict[str, str], data: dict[str, bytes]) -> files.Arrays:
-    parts = {}
-    for name, n in _counts(spec, layout).items():
+def _arrays(spec: Spec, layout: Layout, content: list[files.Content]) -> files.Arrays:
+    parts = []
+    for n in layout.counts(spec).values():
+        where, data = content.pop(0)
         if isinstance(layout.labels, int):
-            parts[name] = _binary(where[name], data.pop(name), n, layout.labels, spec.classes)
+            x, y = _binary(where, data, n, layout.labels)
         else:
-            parts[name] = _python(where[name], data.pop(name), n, layout.labels, spec.classes)
-    x_test, y_test = parts.pop(layout.test)
-    xs, ys = zip(*parts.values(), strict=True)
-    return np.concatenate(xs), np.concatenate(ys), x_test, y_test
+            x, y = _python(where, data, n, layout.labels)
+        images = np.ascontiguousarray(x.reshape(n, 3, 32, 32).transpose(0, 2, 3, 1))
+        parts.append((images, files.check_labels(where, y, spec.classes)))
+    *train, test = parts
+    xs, ys = zip(*train, strict=True)
+    return np.concatenate(xs), np.concatenate(ys), *test
 
 
-def _binary(where: str, data: bytes, n: int, label_bytes: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _binary(where: str, data: bytes, n: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels `[n, PIXELS]`, one colour after the other, and labels."""
     record = label_bytes + PIXELS
     if len(data) != n * record:
         raise UserError(f"{where}: has {len(data)} bytes, expected {n * record} ({n} records of {record})")
     records = np.frombuffer(data, np.uint8).reshape(n, record)
-    return _images(records[:, label_bytes:]), files.check_labels(where, records[:, label_bytes - 1], classes)
+    return records[:, label_bytes:], records[:, label_bytes - 1]
 
 
-def _python(where: str, data: bytes, n: int, key: bytes, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    batch = pickled.read(data, where)
-    pixels, labels = batch.get(b"data"), batch.get(key)
-    if not isinstance(pixels, np.ndarray) or pixels.shape != (n, PIXELS):
+def _python(where: str, data: bytes, n: int, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The same from the python distribution."""
+    atoms = pickled.read(data, where)
+    pixels, labels = pickled.array(atoms, b"data", (n, PIXELS)), pickled.numbers(atoms, key)
+    if pixels is None:
         raise UserError(f"{where}: has no 'data' array of {n} x {PIXELS} bytes")
-    if not isinstance(labels, list) or len(labels) != n or not all(map(_is_int32, labels)):
+    if len(labels) != n or max(label.bit_length() for label in labels) > 31:
         raise UserError(f"{where}: has no list '{key.decode()}' of {n} whole numbers")
-    return _images(pixels), files.check_labels(where, np.array(labels), classes)
-
-
-def _is_int32(value: object) -> bool:
-    return type(value) is int and value.bit_length() < 32
-
-
-def _images(rows: np.ndarray) -> np.ndarray:
-    """Rows of three colour planes as [n, 32, 32, 3]."""
-    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return pixels, np.array(labels)

@@ -1,4 +1,4 @@
-"""`Dataset`: arrays with their labels and normalisation, read by name or made from a user's own arrays."""
+"""`Dataset`: samples with their labels and normalisation, loaded by name or made from a user's own arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedman.data.catalog import Progress, default_dir, is_npz, lookup
+from fedman.data.catalog import IidOrder, Progress, default_dir, is_npz, lookup
+from fedman.data.images import holds_images, sample_shape
 from fedman.errors import UserError
 
 MAX_CLASSES = 65_536
@@ -17,7 +18,7 @@ MAX_CLASSES = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images are uint8 [n, H, W, C], meant as (x/255 − mean)/std; float32 [n, ...] is used as it is."""
+    """Images are uint8 [n, H, W, C], normalised as (x/255 − mean)/std; float32 [n, ...] is used as it is."""
 
     name: str
     x_train: np.ndarray
@@ -28,16 +29,16 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     augment: bool = False
+    iid: IidOrder = "shuffled"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
-        shape = self.x_train.shape[1:]
-        return (shape[2], *shape[:2]) if self.x_train.dtype == np.uint8 else shape
+        """The shape of one sample as a model sees it."""
+        return sample_shape(self.x_train)
 
 
 def load(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
-    """The data set `name` (see `fedman list`), read from what lies in `data_dir`; or a user's `npz:PATH`."""
+    """The data set `name` (see `fedman list`), read from files in `data_dir`; or a user's `npz:PATH`."""
     if is_npz(name):
         from fedman.data import npz
 
@@ -49,32 +50,29 @@ def load(name: str, data_dir: Path | str | None = None, progress: Progress | Non
         x_train, y_train, x_test, y_test = reader.read(spec, root, progress)
     except OSError as error:
         raise UserError(f"{error.filename or root}: cannot be read ({error.strerror or error})") from error
-    return Dataset(name, x_train, y_train, x_test, y_test, spec.classes, spec.mean, spec.std, spec.augment)
+    facts = spec.classes, spec.mean, spec.std, spec.augment, spec.iid
+    return Dataset(name, x_train, y_train, x_test, y_test, *facts)
 
 
 def from_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any, name: str = "custom") -> Dataset:
-    """A user's own data, checked. Anything numpy can read will do (torch tensors on the CPU as well).
+    """A user's own data, checked: anything that `np.asarray` takes (also torch tensors on the CPU).
 
     uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
     std per channel ([n, features] is scaled to [0, 1]). Other numbers become float32 and are used as they
     are. Labels are whole numbers from 0; the number of classes is the largest label + 1.
     """
-    xs = [check_samples(f"{name}: {key}", x) for key, x in (("x_train", x_train), ("x_test", x_test))]
-    ys = [check_labels(f"{name}: {key}", y) for key, y in (("y_train", y_train), ("y_test", y_test))]
-    for part, x, y in zip(("train", "test"), xs, ys, strict=True):
-        if len(x) != len(y):
-            raise UserError(f"{name}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
-    train, test = xs
+    train, y_train = check_samples(name, ("x_train", "y_train"), x_train, y_train)
+    test, y_test = check_samples(name, ("x_test", "y_test"), x_test, y_test)
     if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
         raise UserError(
             f"{name}: x_train and x_test must hold samples of one kind, not {train.dtype} {train.shape[1:]} "
             f"and {test.dtype} {test.shape[1:]}"
         )
-    classes = int(max(y.max() for y in ys)) + 1
+    classes = int(max(y_train.max(), y_test.max())) + 1
     if classes < 2:
         raise UserError(f"{name}: every label is 0; at least two classes are needed")
-    mean, std = channel_statistics(train) if train.dtype == np.uint8 else ((0.0,), (1.0,))
-    return Dataset(name, train, ys[0], test, ys[1], classes, mean, std)
+    mean, std = channel_statistics(train) if holds_images(train) else ((0.0,), (1.0,))
+    return Dataset(name, train, y_train, test, y_test, classes, mean, std)
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -100,12 +98,19 @@ def _array(field: str, value: Any) -> np.ndarray:
     return array
 
 
-def check_samples(field: str, value: Any) -> np.ndarray:
-    """Samples as a `Dataset` holds them."""
+def check_samples(where: str, names: tuple[str, str], x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Samples and their labels as a `Dataset` holds them; errors say `where` and which of the two `names`."""
+    x, y = _inputs(f"{where}: {names[0]}", x), _labels(f"{where}: {names[1]}", y)
+    if len(x) != len(y):
+        raise UserError(f"{where}: {names[0]} has {len(x)} samples but {names[1]} has {len(y)} labels")
+    return x, y
+
+
+def _inputs(field: str, value: Any) -> np.ndarray:
     x = _array(field, value)
     if x.ndim < 2:
         raise UserError(f"{field} has shape {x.shape}; samples need at least two axes, [n, ...]")
-    if x.dtype == np.uint8:
+    if holds_images(x):
         return _pixels(field, x)
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
@@ -127,8 +132,7 @@ def _pixels(field: str, x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def check_labels(field: str, value: Any) -> np.ndarray:
-    """Labels as a `Dataset` holds them."""
+def _labels(field: str, value: Any) -> np.ndarray:
     y = _array(field, value)
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise UserError(f"{field} is {y.dtype} of shape {y.shape}; labels are whole numbers of shape [n]")

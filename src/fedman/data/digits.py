@@ -17,9 +17,8 @@ LEVELS = 16  # pixels are counts 0..16 of dark points in a 4x4 block
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> Arrays:
     """Pixels scaled to 0..255. The first 1,437 samples train, the last 360 test.
 
-    The file keeps the order in which the digits were collected, person by person, so the test digits are
-    mostly in other people's handwriting than the training digits: harder, and more honest, than a random
-    fifth, in which every writer is on both sides.
+    The file is sorted by writer, so most test digits are by people who wrote no training digits. This is harder than
+    a random split, in which every writer contributes to both sets.
     """
     text = gzip.decompress(resources.files("fedman.data").joinpath("digits.csv.gz").read_bytes()).decode("ascii")
     table = np.array(text.replace("\n", ",").rstrip(",").split(","), dtype=np.uint8).reshape(-1, 65)

@@ -1,7 +1,6 @@
-"""`fedman data get`: the official archives, resumed where they stopped and checked before they count.
+"""`fedman data get`: download the official archives, resume interrupted transfers, verify checksums.
 
-The only code of the package that uses the network. A file arrives as NAME.part and gets its name once its
-checksum is right, so a file under its own name is whole.
+A file is downloaded as NAME.part and renamed once its checksum is right, so a file under its own name is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fedman.errors import UserError
 
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 18
-MAX_BYTES = 2 << 30  # several times the largest official archive: an endless answer ends here
+MAX_BYTES = 2 << 30  # several times the largest official archive
 
 
 def get(
@@ -31,7 +30,7 @@ def get(
     sha256: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Download what `load(name, data_dir)` reads; files that are there already are only checked.
+    """Download what `load(name, data_dir)` reads; files that exist are only checked.
 
     `url` is another address: of one official archive, or, ending in "/", of a folder with the official files.
     `sha256` replaces the published checksum (of a single file).
@@ -88,7 +87,7 @@ def _one(url: str, folder: Path, checksum: str, progress: Progress | None) -> Pa
 
 
 def _checksum(path: Path, expected: str) -> str:
-    """The checksum of a file in the manner of `expected`, "algorithm:hex"."""
+    """The checksum of a file as "algorithm:hex", with the algorithm of `expected`."""
     algorithm = expected.partition(":")[0]
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
@@ -96,38 +95,35 @@ def _checksum(path: Path, expected: str) -> str:
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
-    """Bring `part` to the length that the server states, going on from what is there."""
+    """Download `url` to `part`, or the rest of it if `part` exists."""
     have = part.stat().st_size if part.exists() else 0
-    go_on = f"{part} is kept, run the same command again to go on"
+    resume = f"{part} is kept, run the same command again to resume"
     try:
-        with _open(url, have) as response:
+        response = _open(url, have)
+        if response is None:
+            return
+        with response:
             if response.status != http.client.PARTIAL_CONTENT:
                 have = 0
             length = response.headers.get("Content-Length", "")
             total = have + int(length) if length.isdigit() else 0
             done = _copy(url, response, part, have, total, progress)
-    except _Complete:
-        return
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = _line(getattr(error, "reason", "") or error) or type(error).__name__
-        raise UserError(f"{url}: the transfer failed ({reason}){f'; {go_on}' if part.exists() else ''}") from error
+        raise UserError(f"{url}: the transfer failed ({reason}){f'; {resume}' if part.exists() else ''}") from error
     if done < total:
-        raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {go_on}")
+        raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {resume}")
 
 
 def _line(text: object) -> str:
-    """What a server or the system said, as one short line."""
+    """A message of the server or the system as one short line."""
     return " ".join(str(text).split())[:120]
 
 
-class _Complete(Exception):
-    """The server has nothing beyond what is there."""
-
-
-def _open(url: str, have: int) -> http.client.HTTPResponse:
-    """The answer, from byte `have` on if the server can (206) or from the start (200)."""
+def _open(url: str, have: int) -> http.client.HTTPResponse | None:
+    """The response, from byte `have` on (206) or from the start (200); None if there is nothing beyond `have`."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedman", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -135,7 +131,7 @@ def _open(url: str, have: int) -> http.client.HTTPResponse:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if have and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise _Complete from error
+            return None
         raise
     start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if response.status == http.client.PARTIAL_CONTENT and (not start or int(start[1]) != have):
@@ -147,7 +143,7 @@ def _open(url: str, have: int) -> http.client.HTTPResponse:
 def _copy(
     url: str, response: http.client.HTTPResponse, part: Path, have: int, total: int, progress: Progress | None
 ) -> int:
-    """Write the answer to `part` from byte `have` on; the number of bytes that are then there."""
+    """Write the response to `part` from byte `have` on; return the length of `part`."""
     with open(part, "ab" if have else "wb") as file:
         while block := response.read(BLOCK):
             have += len(block)

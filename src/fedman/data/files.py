@@ -1,8 +1,10 @@
-"""Bytes out of files that may be damaged or hostile: exact names, bounded sizes, nothing written to disk."""
+"""Read files that may be damaged or hostile: members by exact name, bounded sizes, nothing written to disk."""
 
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import stat
 import struct
 import tarfile
@@ -21,9 +23,12 @@ MAX_MEMBERS = 1000
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """x_train, y_train, x_test, y_test: what each reader returns."""
 
+Content = tuple[str, bytes]
+"""A file's name for errors, and its bytes."""
+
 
 def not_found(spec: Spec, root: Path, names: Iterable[str]) -> UserError:
-    """The data set is not there: where was looked, for what, and how to get it."""
+    """The error for a data set that is not found: where and what was looked for, and how to get it."""
     return UserError(
         f"dataset {spec.name}: nothing found in data_dir {root} (looked for {', '.join(names)}); "
         f"`fedman data get {spec.name}` downloads it"
@@ -38,65 +43,61 @@ def check_labels(where: str, labels: np.ndarray, classes: int) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_plain(path: Path, limit: int) -> bytes:
-    """All of a regular file, which may have at most `limit` bytes."""
+def check_regular(path: Path) -> os.stat_result:
+    """Refuse folders, pipes and devices."""
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         raise UserError(f"{path}: is not a regular file")
-    if info.st_size > limit:
-        raise UserError(f"{path}: has {info.st_size} bytes, at most {limit} are allowed")
+    return info
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """All of a regular file, which may have at most `limit` bytes."""
+    if not path.exists():
+        raise UserError(f"{path}: is missing")
+    size = check_regular(path).st_size
+    if size > limit:
+        raise UserError(f"{path}: has {size} bytes, at most {limit} are allowed")
     return path.read_bytes()
 
 
-def read_gz(path: Path, limit: int) -> bytes:
-    """All that a .gz file unpacks to, which may be at most `limit` bytes."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is not a regular file")
+def read_gz(path: Path, limit: int, kind: str = "gzip file") -> bytes:
+    """All that a .gz file unpacks to, which may be at most `limit` bytes; its checksum is verified."""
+    check_regular(path)
     try:
         with gzip.open(path) as stream:
             data = stream.read(limit + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: is not a whole gzip file ({error})") from error
+        raise UserError(f"{path}: is not a whole {kind} ({error})") from error
     if len(data) > limit:
         raise UserError(f"{path}: unpacks to more than the {limit} bytes allowed")
     return data
 
 
-def read_folder(folder: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
-    """The named files of a folder, each at most as long as `limits` says."""
-    for name in limits:
-        if not (folder / name).exists():
-            raise UserError(f"{folder / name}: is missing")
-    return {name: read_plain(folder / name, limit) for name, limit in limits.items()}
+def read_folder(folder: Path, limits: Mapping[str, int]) -> list[Content]:
+    """The files of a folder that `limits` names, each at most as long as it says."""
+    return [(str(folder / name), read_plain(folder / name, limit)) for name, limit in limits.items()]
 
 
-def read_tar_gz(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
-    """The named members of a .tar.gz, in one pass, each a plain file at most as long as `limits` says.
-
-    Whatever the archive's headers claim, no more is unpacked than those members may hold; the gzip checksum
-    at the end is verified.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is not a regular file")
+def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Content]:
+    """The same for a folder in a .tar.gz. Whatever its headers claim, no more is unpacked than these files may hold."""
+    limits = {f"{folder}/{name}": limit for name, limit in limits.items()}
+    data = read_gz(path, sum(limits.values()) + SLACK, ".tar.gz archive")
     try:
-        with gzip.open(path) as stream:
-            bounded = _Bounded(path, stream, sum(limits.values()) + SLACK)
-            found = _members(path, bounded, limits)
-            while bounded.read(SLACK):
-                pass
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        found = _members(path, data, limits)
+    except tarfile.TarError as error:
         raise UserError(f"{path}: is not a whole .tar.gz archive ({error})") from error
     except (ValueError, LookupError, ArithmeticError, struct.error) as error:
         raise UserError(f"{path}: has a damaged tar header ({error})") from error
     for name in limits:
         if name not in found:
             raise UserError(f"{path}: has no member {name}")
-    return found
+    return [(f"{path}: {name}", found.pop(name)) for name in limits]
 
 
-def _members(path: Path, stream: _Bounded, limits: Mapping[str, int]) -> dict[str, bytes]:
+def _members(path: Path, data: bytes, limits: Mapping[str, int]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=SLACK) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         for count, member in enumerate(tar):
             name = member.name.removeprefix("./")
             if count >= MAX_MEMBERS:
@@ -113,18 +114,3 @@ def _members(path: Path, stream: _Bounded, limits: Mapping[str, int]) -> dict[st
             assert content is not None
             found[name] = content.read()
     return found
-
-
-class _Bounded:
-    """A stream that ends in an error once more than `limit` bytes have come out of it."""
-
-    def __init__(self, path: Path, stream: gzip.GzipFile, limit: int) -> None:
-        self.path, self.stream, self.limit = path, stream, limit
-        self.left = limit
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise UserError(f"{self.path}: unpacks to more than the {self.limit} bytes allowed")
-        return data

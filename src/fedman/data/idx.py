@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from IDX files, plain or gzipped, in the places where people have them.
+"""MNIST and Fashion-MNIST from IDX files, plain or gzipped, in torchvision's folders or others that are common.
 
 An IDX file is a big-endian header (two zero bytes, 0x08 for uint8, the number of axes, the axes as uint32)
 and the bytes.
@@ -20,13 +20,7 @@ STEMS = (("train-images", "train-labels"), ("t10k-images", "t10k-labels"))
 
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
     """The four files from the first folder that has any of them (torchvision's layout, or `root` itself)."""
-    folders = [
-        root / spec.folder,
-        (root / spec.folder).parent,
-        root / spec.name / "raw",
-        root / spec.name,
-        root,
-    ]
+    folders = [root / spec.folder, (root / spec.folder).parent, root / spec.name / "raw", root / spec.name, root]
     folder = next((f for f in folders if any(_find(f, s, 3) for s, _ in STEMS)), None)
     if folder is None:
         wanted = ", ".join(f"{images}-idx3-ubyte[.gz], {labels}-idx1-ubyte[.gz]" for images, labels in STEMS)
@@ -65,7 +59,7 @@ def _load(folder: Path, stem: str, shape: tuple[int, ...]) -> tuple[Path, np.nda
 
 
 def _check_identity(spec: Spec, path: Path, labels: np.ndarray) -> None:
-    """MNIST and its look-alikes have the same file names and sizes; only their labels tell them apart."""
+    """Data sets in the form of MNIST have the same file names and sizes; only their labels tell them apart."""
     first = tuple(labels[: len(spec.first_labels)].tolist())
     if first != spec.first_labels:
         raise UserError(f"{path}: labels begin {first}, those of {spec.name} {spec.first_labels}: another data set")

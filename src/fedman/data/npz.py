@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tokenize
 import zipfile
 import zlib
@@ -15,6 +16,8 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("x", "y")
 MAX_BYTES = 16 << 30
 TEST_SHARE = 0.2
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+BAD_HEADER = (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -49,32 +52,17 @@ def _some(names: list[str]) -> str:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """One array. Its header must agree with the member's size before any memory is taken for it."""
+    """One array. Its header must agree with the member's size before memory is allocated for it."""
     where = f"{path}: {name.removesuffix('.npy')}"
     info = archive.getinfo(name)
     with archive.open(info) as file:
         try:
-            version = np.lib.format.read_magic(file)
-            read_header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, fortran, dtype = read_header(file)
-        except (
-            ValueError,
-            KeyError,
-            SyntaxError,
-            TypeError,
-            MemoryError,
-            RecursionError,
-            tokenize.TokenError,
-        ) as error:
+            shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+        except BAD_HEADER as error:
             raise UserError(f"{where} has no valid .npy header ({' '.join(str(error).split())[:80]})") from error
         if dtype.kind not in "biuf":
             raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        size = dtype.itemsize * math.prod(shape)
         if size > MAX_BYTES:
             raise UserError(f"{where} takes {size} bytes, at most {MAX_BYTES} are allowed")
         if file.tell() + size != info.file_size or min(shape, default=0) < 0:
@@ -86,7 +74,7 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A fixed random fifth of every class (rounded down) is the test set: the same for everybody."""
+    """A random fifth of every class (rounded down) is the test set, always the same for the same file."""
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
         raise UserError(f"{path}: x of shape {x.shape} and y of shape {y.shape} are not samples with their labels")
     rng = np.random.default_rng(0)

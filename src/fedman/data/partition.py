@@ -1,6 +1,6 @@
-"""Who gets which training samples: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
+"""The partition of training samples over clients: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
 
-Every rule is a pure function of its arguments and gives each index to at most one client. With sigma = 0
+Every rule is a pure function of its arguments and assigns each sample to at most one client. With sigma = 0
 clients have ⌊n/N⌋ samples; with sigma > 0 sizes are log-normal and all samples are used.
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fedman.data.catalog import IidOrder
+from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 
-if TYPE_CHECKING:
-    from fedman.config import Config
-    from fedman.data.dataset import Dataset
-
-STREAM = 14  # keeps these draws apart from other uses of the same seed
+STREAM = 14  # separates these draws from other uses of the same seed
 MAX_SIGMA = 10.0
 _RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
 
@@ -48,6 +45,11 @@ def parse(spec: str) -> Rule:
     return Rule(kind, *map(float, value))
 
 
+def clients_of(data: Dataset, partition: str, clients: int, *, seed: int = 0, sigma: float = 0.0) -> list[np.ndarray]:
+    """The indices of each client's training samples: `split` for a data set."""
+    return split(data.y_train, partition, clients, classes=data.classes, seed=seed, sigma=sigma, iid=data.iid)
+
+
 def split(
     labels: np.ndarray,
     spec: str,
@@ -56,12 +58,11 @@ def split(
     classes: int,
     seed: int = 0,
     sigma: float = 0.0,
-    dataset: str = "",
+    iid: IidOrder = "shuffled",
 ) -> list[np.ndarray]:
     """The sample indices of each client, int64, ascending.
 
-    `sigma` is the σ of log-normal client sizes (0: all equal). `dataset` matters for `iid` alone, whose
-    meaning the paper's code changes with the data set (`iid_order`).
+    `sigma` is the σ of log-normal client sizes (0: all equal); `iid` the order that the partition `iid` cuts.
     """
     rule = parse(spec)
     labels = np.asarray(labels)
@@ -74,22 +75,9 @@ def split(
     elif rule.kind == "path":
         parts = _pathological(labels, sizes, classes, int(rule.value), rng)
     else:
-        order = iid_order(labels, dataset, rng)
+        order = _iid_order(labels, iid, rng)
         parts = np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
-
-
-def for_config(config: Config, data: Dataset) -> list[np.ndarray]:
-    """The clients of a run: `split` as its configuration says."""
-    return split(
-        data.y_train,
-        config.partition,
-        config.clients,
-        classes=data.classes,
-        seed=config.partition_seed,
-        sigma=config.unbalanced,
-        dataset=data.name,
-    )
 
 
 def _check(labels: np.ndarray, clients: int, classes: int, seed: int, sigma: float) -> None:
@@ -110,8 +98,11 @@ def _sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.n
 
 
 def _share(n: int, weights: np.ndarray) -> np.ndarray:
-    """n in whole parts proportional to `weights`, none of them 0: truncated, the rounding difference goes to
-    the first part that can take it, empty parts then get one from the largest."""
+    """Split n into whole parts proportional to `weights`, none of them 0.
+
+    Parts are truncated, the rounding difference goes to the first part that stays positive, and empty parts then get
+    one from the largest.
+    """
     sizes = (weights / weights.sum() * n).astype(np.int64)
     rest = n - sizes.sum()
     sizes[np.flatnonzero(sizes + rest > 0)[0]] += rest
@@ -130,11 +121,11 @@ def _pools(labels: np.ndarray, classes: int) -> list[np.ndarray]:
 def _dirichlet(
     labels: np.ndarray, sizes: np.ndarray, classes: int, delta: float, rng: np.random.Generator
 ) -> list[list[int]]:
-    """FedDyn's procedure: π_k ~ Dirichlet(δ); clients with room left take turns at random, each drawing a
+    """FedDyn's procedure: π_k ~ Dirichlet(δ); clients that are not full take turns at random, each drawing a
     class from π_k and taking the last sample of that class's pool.
 
-    Where FedDyn redraws until it hits a class that is not empty, empty classes are struck from π_k here: the
-    same distribution without the spinning. A client all of whose mass is gone draws uniformly.
+    Where FedDyn redraws until it finds a class that is not empty, empty classes are removed from π_k here, which gives
+    the same distribution without rejected draws. A client with no mass left draws uniformly.
     """
     pools = [pool.tolist() for pool in _pools(labels, classes)]
     prior = rng.dirichlet(np.full(classes, delta), len(sizes))
@@ -163,20 +154,13 @@ def _cdf(prior: np.ndarray, left: np.ndarray) -> list[list[float]]:
     return (cumulative / cumulative[:, -1:]).tolist()
 
 
-def iid_order(labels: np.ndarray, dataset: str, rng: np.random.Generator) -> np.ndarray:
-    """The order of which iid clients are consecutive blocks.
-
-    CIFAR-100: the first sample of every class, the second of every class, and so on, so that clients are
-    perfectly class-balanced; CIFAR-10: as stored; all others: a random permutation.
-    """
-    if dataset == "cifar100":
+def _iid_order(labels: np.ndarray, order: IidOrder, rng: np.random.Generator) -> np.ndarray:
+    """The order of which iid clients are consecutive blocks."""
+    if order == "balanced":
         pools = _pools(labels, int(labels.max()) + 1)
         rank = np.concatenate([np.arange(len(pool)) for pool in pools])
-        by_class = np.concatenate(pools)
-        return by_class[np.argsort(rank, kind="stable")]
-    if dataset == "cifar10":
-        return np.arange(len(labels))
-    return rng.permutation(len(labels))
+        return np.concatenate(pools)[np.argsort(rank, kind="stable")]
+    return np.arange(len(labels)) if order == "stored" else rng.permutation(len(labels))
 
 
 def _pathological(
@@ -184,15 +168,15 @@ def _pathological(
 ) -> list[np.ndarray]:
     """Shards of one class each; every client gets `per_client` of them, all of different classes.
 
-    A class is cut into as many shards as its share of the data asks for, and all of it is used. Client
-    sizes are exact where classes divide evenly; otherwise clients keep to their classes and sizes give way.
+    The number of shards of a class is proportional to its share of the data, and all samples are used. Client sizes
+    are exact if classes divide evenly; otherwise the number of classes per client is exact and sizes are approximate.
     """
     pools = _pools(labels, classes)
     counts = np.array([len(pool) for pool in pools])
     shards = _shards(counts, len(sizes), per_client)
     has = np.zeros((len(sizes), classes))
     for k in rng.permutation(len(sizes)):
-        # those with most shards left, ties at random: this never runs out of distinct classes
+        # classes with most shards left first, ties at random: this never runs out of distinct classes
         chosen = np.lexsort((rng.random(classes), -shards))[:per_client]
         shards[chosen] -= 1
         has[k, chosen] = 1
@@ -218,8 +202,8 @@ def _fit(has: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
-    """How many shards each class is cut into: clients·per_client in all, at most one for each client and one
-    for each sample; always one more for the class with the largest shards."""
+    """The number of shards of each class: clients·per_client in all, for a class at most one per client and one
+    per sample, each further shard given to the class whose shards are largest."""
     present, total = int((counts > 0).sum()), clients * per_client
     cap = np.minimum(counts, clients)
     if per_client > present or total < present or total > cap.sum():
@@ -241,8 +225,8 @@ def table(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.n
 
 
 def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> dict[str, float]:
-    """How far from iid: means over clients of the number of classes present and of the label mix's perplexity
-    exp(−Σ p ln p), which is the number of classes of a uniform mix of the same entropy; and the sizes."""
+    """How far clients are from iid, and their sizes: means over clients of the number of classes present and of the
+    labels' perplexity exp(−Σ p ln p), the number of classes of a uniform distribution with the same entropy."""
     counts = table(labels, parts, classes)
     sizes = counts.sum(1)
     p = counts / sizes[:, None]
@@ -254,10 +238,3 @@ def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int)
         "smallest": int(sizes.min()),
         "largest": int(sizes.max()),
     }
-
-
-def plot(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path | str) -> Path:
-    """Draw class x client to `path` (.png or .svg), see `fedman.data.partition_picture`."""
-    from fedman.data import partition_picture as picture
-
-    return picture.draw(table(labels, parts, classes), heterogeneity(labels, parts, classes), Path(path))

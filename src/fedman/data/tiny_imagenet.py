@@ -2,7 +2,7 @@
 
 A class's number is its place among the sorted WordNet ids. The test set is the official validation set (the
 official test images have no labels). JPEGs are decoded one after the other: at 70 µs an image two threads
-were no faster than one (the images are too small for the decoder to give up the interpreter lock for long).
+were no faster than one (the images are too small for the decoder to release the interpreter lock for long).
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import hashlib
 import io
 import os
 import re
-import stat
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -54,16 +52,6 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
         _store(places, key.digest(), *found)
     images, labels = found[0], found[1].astype(np.int64)
     return images[: spec.train], labels[: spec.train], images[spec.train :], labels[spec.train :]
-
-
-class _Source(Protocol):
-    """Files by their name below tiny-imagenet-200/."""
-
-    path: Path
-
-    def fingerprint(self) -> bytes: ...
-    def names(self) -> list[str]: ...
-    def read(self, name: str, limit: int) -> bytes: ...
 
 
 def _find(spec: Spec, root: Path) -> _Source:
@@ -129,7 +117,7 @@ def _decode(source: _Source, names: list[str], shape: tuple[int, int, int], prog
 
 
 def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
-    """Write the cache to the first place that takes it; without one the next start decodes again."""
+    """Write the cache to the first place where that is possible; warn if there is none."""
     for place in places:
         try:
             return cache.save(place, key, images, labels)
@@ -139,12 +127,14 @@ def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarra
 
 
 class _Zip:
-    """The official zip. Members are looked up by exact name, so a name such as ../x is never used."""
+    """The official zip: files by their name below tiny-imagenet-200/.
+
+    Members are looked up by exact name, so a name such as ../x is never used.
+    """
 
     def __init__(self, path: Path) -> None:
+        files.check_regular(path)
         self.path = path
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: is not a regular file")
 
     def fingerprint(self) -> bytes:
         info = self.path.stat()
@@ -185,13 +175,13 @@ class _Zip:
 
 
 class _Folder:
-    """The unpacked tree."""
+    """The same for the unpacked tree."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def fingerprint(self) -> bytes:
-        """Sizes and times of all files: quick against decoding, and a changed image is noticed."""
+        """Sizes and times of all files: much faster than decoding, and a changed image is noticed."""
         digest = hashlib.sha256()
         for name, info in sorted(self._files()):
             digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
@@ -201,17 +191,14 @@ class _Folder:
         return [name for name, _ in self._files()]
 
     def read(self, name: str, limit: int) -> bytes:
-        if not (self.path / name).exists():
-            raise UserError(f"{self.path / name}: is missing")
         return files.read_plain(self.path / name, limit)
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        folders = ["val", "val/images", *(f"train/{wnid}/images" for wnid in _entries(self.path / "train"))]
-        for folder in folders:
-            if (self.path / folder).is_dir():
-                with os.scandir(self.path / folder) as entries:
-                    yield from ((f"{folder}/{e.name}", e.stat()) for e in entries if e.is_file())
+        for pattern in ("val", "val/images", "train/*/images"):
+            for folder in filter(Path.is_dir, self.path.glob(pattern)):
+                below = folder.relative_to(self.path).as_posix()
+                with os.scandir(folder) as entries:
+                    yield from ((f"{below}/{e.name}", e.stat()) for e in entries if e.is_file())
 
 
-def _entries(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder)) if folder.is_dir() else []
+_Source = _Zip | _Folder

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedman import kernels
 from fedman.execution.base import Execution
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
 
 SAMPLES = 500  # of a test set for each copy of the model: the kernels want several rows
@@ -33,9 +33,10 @@ class StackedKernels(Execution):
         assert isinstance(model, ConvNet)  # `supports` has said so
         super().__init__(model, output=output, layers=layers, precision=precision)
         from fedman.kernels import update
+        from fedman.kernels.convnet import StackedConvNet
 
         names, measures = _measured(model, layers)
-        self.kernels = kernels.StackedConvNet(model, shape, precision, _varied(names, measures))
+        self.kernels = StackedConvNet(model, shape, precision, _varied(names, measures))
         self.image_layout, self.fused = (self.kernels.padding, self.kernels.dtype), update
         chosen = [*(name in measures for name in names), output]
         self.layers = list(compress([*names, "output"], chosen))
@@ -54,9 +55,11 @@ class StackedKernels(Execution):
         """Whether the kernels serve this model, its measured layers and this device."""
         if precision == "fp64" or not isinstance(model, ConvNet) or not kernels.available(device):
             return False
+        from fedman.kernels.convnet import StackedConvNet
+
         names, measures = _measured(model, layers)
         known = set(measures) <= set(names) and set(measures.values()) <= {mean_square, mean_square_and_variance}
-        return known and kernels.StackedConvNet.supports(model, shape, _varied(names, measures))
+        return known and StackedConvNet.supports(model, shape, _varied(names, measures))
 
     def copy(self) -> Execution:
         """Itself: the kernels keep nothing between calls."""

@@ -1,4 +1,4 @@
-"""How flat a loss is around a model: eigenvalues, trace, spectrum and landscape, for any module, loss and data.
+"""How flat the loss is around a model: Hessian eigenvalues, trace, density and loss landscape of any PyTorch module.
 
 hessian = Hessian(model, nn.functional.cross_entropy, (x, y), batch_size=500)
 eigenpairs(hessian, 20).values

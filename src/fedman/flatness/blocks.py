@@ -1,4 +1,4 @@
-"""The Hessian by parts: its diagonal blocks, layer by layer, and the clients' Hessians whose mean it is."""
+"""Parts of a Hessian: its diagonal blocks, one for each layer, and the clients' Hessians whose mean it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedman.flatness.operator import Hessian, Mean, Progress, select
 def layers(model: nn.Module) -> dict[str, list[str]]:
     """Parameters by the module that owns them: {"convs.0": ["convs.0.weight", "convs.0.bias"], ...}."""
     groups: dict[str, list[str]] = {}
-    for name in select(model, None):
+    for name in select(model).names:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     return groups
 
@@ -31,7 +31,7 @@ def layer_hessians(model: nn.Module, loss: Loss, batches: Any, **options: Any) -
 
 
 def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_size: int | None) -> dict[str, float]:
-    """The mean over samples of ‖a‖², a being what each layer is fed; layers that are called with tensors alone."""
+    """The mean over samples of ‖a‖² by layer, a being the layer's input; only layers whose first input is a tensor."""
     device = next(model.parameters()).device
     data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
     model = copy.deepcopy(model).to(device, dtype).eval()
@@ -53,7 +53,7 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
 
 @dataclass(frozen=True)
 class ClientBound:
-    """λ_max(Σ_k p_k H_k) ≤ Σ_k p_k λ_max(H_k): both sides, the clients' own values, the largest residual of all."""
+    """λ_max(Σ_k p_k H_k) ≤ Σ_k p_k λ_max(H_k): `top` ≤ `mean`, each client's λ_max, and the largest residual."""
 
     top: float
     mean: float

@@ -1,9 +1,12 @@
-"""Convolutions whose second derivatives are made of the same kernels as their first.
+"""Convolutions whose second derivatives use the same kernels as their first.
 
-A convolution y = x ∗ w is bilinear, and ⟨g, x ∗ w⟩ = ⟨GX(g, w), x⟩ = ⟨GW(g, x), w⟩ with two gradients GX, GW that are
-bilinear again. The derivatives of each of the three are the other two: a double backward pass needs nothing else.
-PyTorch's own second derivative computes GW as a convolution with kernels as large as the image and as many channels as
-there are samples, which GPUs are slow at, and also a derivative by the model's input, which nobody asks for.
+⟨g, x ∗ w⟩ is linear in each of g, x and w. Its derivative by g is the convolution x ∗ w, and those by x and w are the
+two gradients of a backward pass. Each is linear in the two other factors, with derivatives that are again one of the
+three: a double backward pass needs nothing else.
+
+PyTorch's own second derivative computes the gradient by w as a convolution with kernels as large as the image and as
+many channels as there are samples, which is slow on GPUs, and also computes a derivative by the model's input that is
+never used.
 """
 
 from __future__ import annotations
@@ -17,73 +20,39 @@ from torch.overrides import TorchFunctionMode
 
 CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
+BY_G, BY_X, BY_W = range(3)
 
 
-class Convolve(Function):
-    """x ∗ w."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, how: Geometry) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.how = how
-        stride, padding, dilation, groups = how
-        return torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
+class Derivative(Function):
+    """The derivative of ⟨g, x ∗ w⟩ by one of its factors, of which only the shape is used."""
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        by_x, by_w, _ = ctx.needs_input_grad
-        return (
-            InputGradient.apply(g, w, x.shape, ctx.how) if by_x else None,
-            WeightGradient.apply(g, x, w.shape, ctx.how) if by_w else None,
-            None,
-        )
-
-
-class InputGradient(Function):
-    """GX(g, w)."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, w: Tensor, shape: torch.Size, how: Geometry) -> Tensor:
-        ctx.save_for_backward(g, w)
-        ctx.how = how
-        return _gradient(g, g.new_empty(1).expand(shape), w, how, (True, False))
+    def forward(ctx: Any, by: int, geometry: Geometry, g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(g, x, w)
+        ctx.by, ctx.geometry = by, geometry
+        stride, padding, dilation, groups = geometry
+        options = stride, padding, dilation, False, [0] * len(stride), groups
+        if by == BY_G:
+            return torch.ops.aten.convolution(x, w, None, *options)
+        wanted = [by == BY_X, by == BY_W, False]
+        by_x, by_w, _ = torch.ops.aten.convolution_backward(g, x, w, None, *options, wanted)
+        return by_x if by == BY_X else by_w
 
     @staticmethod
     def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
-        g, w = ctx.saved_tensors
-        by_g, by_w, *_ = ctx.needs_input_grad
-        return (
-            Convolve.apply(h, w, ctx.how) if by_g else None,
-            WeightGradient.apply(g, h, w.shape, ctx.how) if by_w else None,
-            None,
-            None,
-        )
+        factors = list(ctx.saved_tensors)
+        factors[ctx.by] = h
 
+        def derivative(by: int) -> Tensor:
+            shape = h.new_empty(1).expand(factors[by].shape)
+            return Derivative.apply(by, ctx.geometry, *factors[:by], shape, *factors[by + 1 :])
 
-class WeightGradient(Function):
-    """GW(g, x)."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, shape: torch.Size, how: Geometry) -> Tensor:
-        ctx.save_for_backward(g, x)
-        ctx.how = how
-        return _gradient(g, x, g.new_empty(1).expand(shape), how, (False, True))
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, x = ctx.saved_tensors
-        by_g, by_x, *_ = ctx.needs_input_grad
-        return (
-            Convolve.apply(x, v, ctx.how) if by_g else None,
-            InputGradient.apply(g, v, x.shape, ctx.how) if by_x else None,
-            None,
-            None,
-        )
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(derivative(by) if needed[by] else None for by in (BY_G, BY_X, BY_W))
 
 
 class Convolutions(TorchFunctionMode):
-    """Within this context a model's convolutions are the ones above; those of other forms stay as they are."""
+    """Within this context a model's convolutions are the ones above; unbatched ones and named padding are not."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         axes = CONVOLUTIONS.get(func)
@@ -91,7 +60,7 @@ class Convolutions(TorchFunctionMode):
             x, w, bias, stride, padding, dilation, groups = _arguments(*args, **(kwargs or {}))
             if x.ndim == axes + 2 and not isinstance(padding, str):
                 sizes = [[n] * axes if isinstance(n, int) else list(n) for n in (stride, padding, dilation)]
-                y = Convolve.apply(x, w, (*sizes, groups))
+                y = Derivative.apply(BY_G, (*sizes, groups), x.new_empty(0), x, w)
                 return y if bias is None else y + bias.view(-1, *[1] * axes)
         return func(*args, **(kwargs or {}))
 
@@ -107,12 +76,3 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """The arguments of `torch.conv2d` and its like, in their order."""
     return input, weight, bias, stride, padding, dilation, groups
-
-
-def _gradient(g: Tensor, x: Tensor, w: Tensor, how: Geometry, which: tuple[bool, bool]) -> Tensor:
-    stride, padding, dilation, groups = how
-    zeros, mask = [0] * len(stride), [*which, False]
-    by_x, by_w, _ = torch.ops.aten.convolution_backward(
-        g, x, w, None, stride, padding, dilation, False, zeros, groups, mask
-    )
-    return by_x if which[0] else by_w

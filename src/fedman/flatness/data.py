@@ -1,4 +1,4 @@
-"""Samples in a fixed order, cut into batches that fit the memory, on the device and in the precision of the work."""
+"""Samples in a fixed order, in batches that fit in memory, on the device and in the precision of the computation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Loss = Callable[[Any, Any], Tensor]  # loss(model's output, target): the mean ov
 
 
 class Batches:
-    """Pairs (inputs, target), read once and kept in their order, so that every product sees the same samples.
+    """Pairs (inputs, target), read once and kept in their order, so that every product uses the same samples.
 
-    `data` is one pair or an iterable of pairs (a `DataLoader` too). Inputs are a tensor, or a tuple or mapping of
-    tensors for models with several arguments. `batch_size` cuts larger batches: it bounds the memory of a product.
-    `limit` takes the first samples alone. `resident` keeps all samples on the device; otherwise each batch travels
-    when it is needed.
+    `data` is one pair or an iterable of pairs such as a `DataLoader`. Inputs are a tensor, or a tuple or mapping of
+    tensors for models with several arguments. Batches larger than `batch_size` are split, which bounds the memory of a
+    product. `limit` takes only the first samples. `resident` keeps all samples on the device; otherwise each batch is
+    copied there when it is needed.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Batches:
                 raise UserError(f"{name}: {value} is not a positive number of samples")
         self.device, self.dtype = device, dtype
         pairs = [data] if _is_pair(data) else data
-        self._batches = [self._move(b) if resident else b for b in _cut(pairs, batch_size, limit)]
+        self._batches = [self._move(b) if resident else b for b in _split(pairs, batch_size, limit)]
         self.sizes = [_samples(y) for _, y in self._batches]
         self.samples = sum(self.sizes)
         if not self.samples:
@@ -73,7 +73,7 @@ def _map(f: Callable[[Tensor], Tensor], item: Any) -> Any:
 
 
 def _is_pair(data: Any) -> bool:
-    """(x, y) rather than a sequence of two batches: the target of a pair is a tensor."""
+    """Whether it is (x, y) rather than a sequence of two batches: the target of a pair is a tensor."""
     return isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor)
 
 
@@ -83,7 +83,7 @@ def _samples(target: Any) -> int:
     return len(target)
 
 
-def _cut(pairs: Iterable[Any], size: int | None, limit: int | None) -> Iterator[tuple[Any, Any]]:
+def _split(pairs: Iterable[Any], size: int | None, limit: int | None) -> Iterator[tuple[Any, Any]]:
     left = limit
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -42,7 +42,7 @@ class Density:
         return min(float(t.min()) for t in self.nodes), max(float(t.max()) for t in self.nodes)
 
     def curve(self, sigma: float | None = None, points: int = 2000, grid: Tensor | None = None) -> Curve:
-        """The density smoothed by a Gaussian of width σ; unless told σ² = 1e-5·max(1, span), as PyHessian has it."""
+        """The density smoothed by a Gaussian of width σ; by default σ² = 1e-5·max(1, span), as in PyHessian."""
         low, high = self.span
         sigma = math.sqrt(1e-5 * max(1.0, high - low)) if sigma is None else sigma
         if not sigma > 0:
@@ -63,9 +63,9 @@ class Density:
 def density(
     operator: Operator, *, starts: int = 5, steps: int = 100, seed: int = 0, progress: Progress | None = None
 ) -> Density:
-    """Quadratures of several starts, advanced together so that each product serves all of them.
+    """Quadratures of several starts, advanced together so that each call of the operator serves all of them.
 
-    Memory is starts × steps × P numbers. One start leaves the error band unknown (nan).
+    Memory is starts × steps × P numbers. With one start the standard error is nan.
     """
     if starts < 1:
         raise UserError(f"starts: {starts}, at least 1 is needed")

@@ -21,7 +21,7 @@ BLOCK = 32  # rows of the basis allocated at a time: memory grows with the steps
 
 
 class Lanczos:
-    """The recurrence alone: multiply `vector` by H, hand the product to `advance`, repeat until `exhausted`."""
+    """The recurrence: multiply `vector` by H, pass the product to `advance`, repeat until `exhausted`."""
 
     def __init__(self, start: Tensor) -> None:
         self.alpha: list[float] = []
@@ -38,7 +38,7 @@ class Lanczos:
 
     @property
     def vector(self) -> Tensor:
-        """q_{m+1} `[P]`, the next to be multiplied."""
+        """q_{m+1} `[P]`, the next vector to be multiplied."""
         return self._blocks[-1][(self._rows - 1) % BLOCK]
 
     def advance(self, product: Tensor) -> None:
@@ -53,7 +53,7 @@ class Lanczos:
             self._append(rest / beta)
 
     def restart(self, start: Tensor) -> None:
-        """Leave an invariant subspace: go on from the part of `start` outside of it."""
+        """Leave an invariant subspace: continue from the part of `start` outside of it."""
         rest = self._orthogonalise(start)
         self._append(rest / rest.norm())
         self.exhausted = False
@@ -119,12 +119,12 @@ def eigenpairs(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The k largest eigenvalues ("top"), the k smallest ("bottom"), or k of either end ("both", 2k in all).
+    """The k largest eigenvalues ("top"), the k smallest ("bottom"), or k of each end ("both", 2k in all).
 
     Stops when every wanted residual is at most tol·max|λ| and no wanted value has moved by more than that since the
-    last look, five or more products ago (a small residual alone does not tell whether a larger eigenvalue is still
-    missing), or after `max_steps` products (4 for each wanted, plus 100, unless told); `converged` then says which
-    pairs are still rough. Memory is steps × P numbers. An eigenvalue that occurs several times exactly is found once.
+    last check, at least five products ago (a small residual alone does not tell whether a larger eigenvalue is still
+    missing), or after `max_steps` products (by default 4 for each wanted value, plus 100); `converged` says which
+    pairs meet the tolerance. Memory is steps × P numbers. A multiple eigenvalue is found once.
     """
     wanted = 2 * k if ends == "both" else k
     if k < 1 or wanted > operator.size:

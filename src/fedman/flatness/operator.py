@@ -1,4 +1,4 @@
-"""The Hessian of a model's mean loss as a linear operator: products with vectors, never the matrix."""
+"""The Hessian of a model's mean loss as a linear operator, known by its products with vectors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call
+from fedman.models.parameters import ParameterLayout
 
-Progress = Callable[[int, int], None]  # (done, at most)
+Progress = Callable[[int, int], None]  # called with how much is done, and of how much at most
 
 
 class Operator(Protocol):
-    """A symmetric matrix `[P, P]` known by its products."""
+    """A symmetric matrix `[P, P]`, known by its products."""
 
     @property
     def size(self) -> int: ...
@@ -38,14 +39,14 @@ class Hessian:
     """H = ∇²L(w) of L(w) = (1/n) Σ_i loss(model_w(x_i), y_i) over all n samples.
 
     A product is exact, a double backward pass: Hv = ∇(∇L·v), summed over batches with their shares n_b/n. The graph
-    of ∇L is built once for each batch and serves all rows of `[k, P]`; `keep_graphs` keeps it between calls too,
-    which saves a third or more of a single product's time where the activations of all samples fit in memory. Unless
-    told, that is done on CUDA if they take at most half of what is free.
+    of ∇L is built once for each batch and serves all rows of `[k, P]`; `keep_graphs` also keeps it between calls,
+    which saves a third or more of a single product's time if the activations of all samples fit in memory. By default
+    graphs are kept on CUDA if they take at most half of the free memory.
 
-    The model is copied in eval mode, the caller's is not touched. `parameters` names the block of H that is meant:
-    parameters, modules, or patterns such as `*.bias`; a vector has their entries in the order of
-    `model.parameters()`. Products are fp32 without TF32 unless `dtype` says float64; `tf32` allows TF32 on CUDA, three
-    digits for some speed. `products` counts vectors.
+    The model is copied and put in eval mode; the caller's model does not change. `parameters` selects a diagonal block
+    of H by names of parameters or modules, or by patterns such as `*.bias`; a vector holds their entries in the order
+    of `model.parameters()`. Products are computed in `dtype`, float32 or float64; `tf32` allows TF32 on CUDA, which is
+    faster and accurate to three digits. `products` counts the vectors multiplied so far.
 
     >>> hessian = Hessian(nn.Linear(3, 1), nn.functional.mse_loss, (torch.ones(5, 3), torch.ones(5, 1)))
     >>> hessian(torch.ones(1, hessian.size))
@@ -66,7 +67,6 @@ class Hessian:
         resident: bool = True,
         keep_graphs: bool | None = None,
         tf32: bool = False,
-        progress: Progress | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
@@ -74,46 +74,29 @@ class Hessian:
         self.device = torch.device(device) if device is not None else _device(model)
         self.loss = loss
         self.model = copy.deepcopy(model).to(self.device, dtype).eval()
-        self.names = select(self.model, parameters)
-        chosen = dict(self.model.named_parameters())
-        self.weights = [chosen[name] for name in self.names]
-        for name, p in chosen.items():
-            p.requires_grad_(name in self.names)
-        self.shapes = [p.shape for p in self.weights]
-        self.sizes = [p.numel() for p in self.weights]
+        self.layout = select(self.model, parameters)
+        self.size = self.layout.size  # P, the number of parameters in the block
+        for name, p in self.model.named_parameters():
+            p.requires_grad_(name in self.layout.names)
+        self.weights = [p for p in self.model.parameters() if p.requires_grad]
         self.batches = Batches(
             batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit, resident=resident
         )
         self.products = 0
         self.tf32 = tf32
-        self._progress = progress
         self._keep = keep_graphs if self.device.type == "cuda" else bool(keep_graphs)  # None: not known yet
         self._graphs: list[tuple[float, Tensor, Sequence[Tensor]]] = []
-
-    @property
-    def size(self) -> int:
-        """P, the number of parameters in the block."""
-        return sum(self.sizes)
 
     @property
     def samples(self) -> int:
         """n, the number of samples in the mean."""
         return self.batches.samples
 
-    def weight(self) -> Tensor:
-        """The block's weights as a vector `[P]`."""
-        return torch.cat([p.detach().flatten() for p in self.weights])
-
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """`[..., P]` as named tensors `[..., *shape]`."""
-        parts = vector.split(self.sizes, -1)
-        return {n: t.reshape(*t.shape[:-1], *s) for n, t, s in zip(self.names, parts, self.shapes, strict=True)}
-
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
         if vectors.ndim != 2 or vectors.shape[1] != self.size:
             raise UserError(f"vectors: of shape {tuple(vectors.shape)}, [k, {self.size}] is needed")
-        rows = [list(self.unflatten(v).values()) for v in vectors.to(self.device, self.dtype)]
+        rows = [list(self.layout.unflatten(v).values()) for v in vectors.to(self.device, self.dtype)]
         total = torch.zeros(len(rows), self.size, dtype=self.dtype, device=self.device)
         for share, loss, gradient in self._gradients(graph=True):
             for out, row in zip(total, rows, strict=True):
@@ -122,16 +105,12 @@ class Hessian:
         self.products += len(rows)
         return _finite(total, "Hessian-vector product")
 
-    def gradient(self) -> Tensor:
-        """∇L(w) `[P]`."""
-        return self.loss_and_gradient()[1]
-
     def loss_and_gradient(self) -> tuple[Tensor, Tensor]:
         """L(w) and ∇L(w) `[P]`."""
-        value, total = torch.zeros((), dtype=self.dtype, device=self.device), torch.zeros_like(self.weight())
+        value, total = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in ((), self.size))
         for share, loss, gradient in self._gradients(graph=False):
             value += share * loss.detach()
-            total.add_(torch.cat([g.detach().flatten() for g in gradient]), alpha=share)
+            total.add_(torch.cat([g.flatten() for g in gradient]), alpha=share)
         return value, _finite(total, "gradient")
 
     def dense(self) -> Tensor:
@@ -139,14 +118,14 @@ class Hessian:
         return self(torch.eye(self.size, dtype=self.dtype, device=self.device))
 
     def _gradients(self, graph: bool) -> Iterator[tuple[float, Tensor, Sequence[Tensor]]]:
-        """Each batch's share, loss and gradient, the latter differentiable with `graph`."""
+        """Each batch's share, loss and gradient; with `graph` the gradient is differentiable."""
         if graph:
             if self._keep and len(self._graphs) == len(self.batches):
                 yield from self._graphs
                 return
             self._graphs.clear()
         before = _allocated(self.device)
-        for i, (share, x, y) in enumerate(self.batches):
+        for share, x, y in self.batches:
             # fused attention kernels have no second derivative
             with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
                 loss = self.loss(call(self.model, x), y)
@@ -159,8 +138,6 @@ class Hessian:
                 self._graphs.append((share, loss, gradient))
             yield share, loss, gradient
             del loss, gradient  # frees the graph before the next one is built
-            if self._progress is not None:
-                self._progress(i + 1, len(self.batches))
 
     def _product(self, gradient: Sequence[Tensor], row: Sequence[Tensor]) -> Tensor:
         """∇(g·v): zero for the part of the gradient that does not depend on the weights."""
@@ -176,7 +153,7 @@ class Hessian:
 
 
 class Mean:
-    """Σ_k p_k H_k, the Hessian of a weighted mean of losses; equal weights unless told (p_k sums to 1)."""
+    """Σ_k p_k H_k, the Hessian of a weighted mean of losses; by default with equal weights, which sum to 1."""
 
     def __init__(self, operators: Sequence[Operator], weights: Sequence[float] | None = None) -> None:
         if not operators:
@@ -193,13 +170,13 @@ class Mean:
         return total
 
 
-def select(model: nn.Module, parameters: Sequence[str] | None) -> list[str]:
-    """The trainable parameters that these names (of parameters or modules) or patterns mean, in the model's order."""
+def select(model: nn.Module, parameters: Sequence[str] | None = None) -> ParameterLayout:
+    """The trainable parameters, or those of them that match a name (of a parameter or module) or pattern."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if not names:
         raise UserError(f"model: {type(model).__name__} has no parameters that require a gradient")
     if parameters is None:
-        return names
+        return ParameterLayout.of(model, names)
     wanted = [parameters] if isinstance(parameters, str) else list(parameters)
     for want in wanted:
         if not any(_means(want, name) for name in names):
@@ -208,29 +185,29 @@ def select(model: nn.Module, parameters: Sequence[str] | None) -> list[str]:
     chosen = [name for name in names if any(_means(want, name) for want in wanted)]
     if not chosen:
         raise UserError("parameters: an empty list; name at least one parameter or module, or None for all")
-    return chosen
+    return ParameterLayout.of(model, chosen)
 
 
 def random_signs(operator: Operator, count: int, generator: torch.Generator) -> Tensor:
-    """`[count, P]` of ±1 from a generator of the CPU: the same on every device."""
+    """`[count, P]` of ±1, drawn on the CPU so that every device gets the same."""
     signs = torch.randint(0, 2, (count, operator.size), generator=generator, dtype=torch.int8)
     return (2 * signs - 1).to(operator.device, operator.dtype)
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes held on a CUDA device."""
+    """Bytes of all tensors on a CUDA device."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _free(device: torch.device) -> int:
-    """Bytes that may still be held there."""
+    """Bytes that can still be allocated there."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 @contextmanager
 def _arithmetic(tf32: bool) -> Iterator[None]:
-    """TF32 or not, and convolutions by the algorithm that is fastest when tried: a product repeats the same shapes."""
+    """TF32 or not, and the convolution algorithms that cuDNN measures as fastest: products repeat the same shapes."""
     cudnn = torch.backends.cudnn
     before, cudnn.benchmark = cudnn.benchmark, True
     try:

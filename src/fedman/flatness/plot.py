@@ -1,8 +1,8 @@
-"""Pictures of flatness: landscapes side by side, top eigenvalues, densities. PNG and SVG, no display needed."""
+"""Figures of landscapes, top eigenvalues, densities and clients, saved as PNG and SVG without a display."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedman.errors import UserError
+from fedman.flatness.blocks import ClientBound
 from fedman.flatness.density import Curve
 from fedman.flatness.landscape import Landscape
 
 
 def surfaces(landscapes: Mapping[str, Landscape], levels: int = 20) -> Figure:
-    """2-D landscapes in columns, a surface above a contour each; height and colour have one scale for all."""
+    """2-D landscapes in columns, each a surface above a contour plot; all share one scale of height and colour."""
     _some(landscapes, "landscapes")
     for name, item in landscapes.items():
         if item.losses.ndim != 2:
@@ -84,63 +85,21 @@ def densities(curves: Mapping[str, Curve], floor: float = 1e-7) -> Figure:
     return figure
 
 
-def layers(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """λ_max of every layer's block (left), and against the squared norm of what the layer is fed (right)."""
-    _some(runs, "runs")
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    bars, points = figure.subplots(1, 2)
-    names = list(dict.fromkeys(name for blocks in runs.values() for name in blocks))
-    width = 0.8 / len(runs)
-    for i, (run, blocks) in enumerate(runs.items()):
-        place = [names.index(name) + (i - (len(runs) - 1) / 2) * width for name in blocks]
-        bars.bar(place, [b["top"] for b in blocks.values()], width, label=run)
-        fed = [(name, b["input_norm"], b["top"]) for name, b in blocks.items() if b["input_norm"] is not None]
-        points.plot([x for _, x, _ in fed], [y for _, _, y in fed], "o", label=run)
-        for name, x, y in fed:
-            points.annotate(name, (x, y), fontsize=6, xytext=(4, 2), textcoords="offset points")
-    bars.set_xticks(range(len(names)), names)
-    bars.set(ylabel="λ_max of the layer's block")
-    points.set(xscale="log", yscale="log", xlabel="mean ‖a‖² of the layer's input", ylabel="λ_max of the layer's block")
-    for axes in (bars, points):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    return figure
-
-
-def paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> Figure:
-    """λ_max of each layer against the mean ‖a‖² of its input over the rounds, a dot each; the last one is large."""
-    _some(runs, "runs")
-    names = list(dict.fromkeys(name for layers in runs.values() for name in layers))
-    figure = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
-    for i, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), i + 1)
-        for run, layers in runs.items():
-            _, norms, tops = zip(*layers[name], strict=True)
-            (line,) = axes.plot(norms, tops, marker=".", linewidth=0.8, label=run)
-            axes.plot(norms[-1:], tops[-1:], "o", color=line.get_color())
-        axes.set(xscale="log", yscale="log", title=name, xlabel="mean ‖a‖² of the input")
-        axes.grid(alpha=0.3)
-        if i == 0:
-            axes.set_ylabel("λ_max of the layer's block")
-            axes.legend()
-    return figure
-
-
-def clients(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """λ_max of the clients' losses in order, their mean (dashed) and λ_max of the mean loss (dotted)."""
-    _some(runs, "runs")
+def clients(bounds: Mapping[str, ClientBound]) -> Figure:
+    """λ_max of the clients' losses in descending order, their mean (dashed) and λ_max of the mean loss (dotted)."""
+    _some(bounds, "bounds")
     figure, axes = _single("client, by its λ_max", "λ_max")
-    for name, run in runs.items():
-        values = sorted(run["clients"], reverse=True)
+    for name, bound in bounds.items():
+        values = sorted(bound.clients, reverse=True)
         (line,) = axes.plot(np.arange(1, len(values) + 1), values, marker=".", linewidth=1, label=name)
-        axes.axhline(run["mean"], color=line.get_color(), linestyle="--", linewidth=1)
-        axes.axhline(run["top"], color=line.get_color(), linestyle=":", linewidth=1)
+        axes.axhline(bound.mean, color=line.get_color(), linestyle="--", linewidth=1)
+        axes.axhline(bound.top, color=line.get_color(), linestyle=":", linewidth=1)
     axes.legend()
     return figure
 
 
 def save(figure: Figure, stem: Path | str) -> list[Path]:
-    """The picture as `stem`.png and `stem`.svg, the latter the same bytes every time."""
+    """Save the figure as `stem`.png and `stem`.svg; the SVG's bytes are reproducible."""
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     try:

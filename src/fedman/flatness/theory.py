@@ -1,19 +1,18 @@
-"""The paper's chain of bounds, each checked on a small network in float64 with both of its sides.
+"""Both sides of each bound in the chain from activation norms to λ_max, on a small network in float64.
 
-Layer l maps a (its input) to z = W a. With M_i = ∂²L_i/∂z² at sample i, and samples that do not see each other,
+Layer l maps its input a to z = W a. With M_i = ∂²L_i/∂z² at sample i, and samples that do not affect each other,
 
     FC     H_W = (1/B) Σ_i M_i ⊗ a_i a_iᵀ               so λ_max(H_W) ≤ (1/B) Σ_i λ_max(M_i) ‖a_i‖²
     conv   H_W = (1/B) Σ_i (I ⊗ U_i) M_i (I ⊗ U_i)ᵀ     so λ_max(H_W) ≤ (1/B) Σ_i λ_max(M_i) ‖U_i‖²
 
 where the columns of U_i are the patches of a_i (for a linear layer on sequences: its rows). A pixel lies in at most k²
-patches of a k×k kernel, so ‖U_i‖² ≤ k²‖a_i‖². Where λ_max(M_i) < 0 the bounds use 0: M ⊗ a aᵀ is singular. W is the
+patches of a k×k kernel, so ‖U_i‖² ≤ k²‖a_i‖². If λ_max(M_i) < 0 the bounds use 0: M ⊗ a aᵀ is singular. W is the
 layer's weight; its bias is another block.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ from fedman.flatness.operator import Hessian
 
 @dataclass(frozen=True)
 class Bound:
-    """left ≤ right, as measured."""
+    """The statement left ≤ right with the measured values."""
 
     name: str
     left: float
@@ -38,12 +37,12 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """To rounding."""
+        """Whether left ≤ right up to rounding."""
         return self.left <= self.right + 1e-9 * max(abs(self.left), abs(self.right))
 
     @property
     def tightness(self) -> float:
-        """left / right: 1 is a bound that cannot be better."""
+        """left / right: 1 if the bound is attained."""
         return self.left / self.right if self.right else float("nan")
 
 
@@ -51,9 +50,9 @@ class Bound:
 class LayerCheck:
     """One layer: its Hessian against the formula, and the bounds on its top eigenvalue.
 
-    `identity` is ‖H − formula‖ / ‖H‖ (Frobenius), rounding alone. `approximation` is the same for the formula a
-    convolution gets when its positions are treated as samples that do not see each other, H ≈ (1/B) Σ_i Σ_p M_i[p, p]
-    ⊗ u_p u_pᵀ: 0 for a linear layer. The bounds do not use that approximation.
+    `identity` is ‖H − formula‖ / ‖H‖ (Frobenius), which is rounding error. `approximation` is the same for the formula
+    of a convolution whose positions are treated as independent samples, H ≈ (1/B) Σ_i Σ_p M_i[p, p] ⊗ u_p u_pᵀ: 0 for
+    a linear layer. The bounds do not use that approximation.
     """
 
     name: str
@@ -117,15 +116,12 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
 
 
 def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin:
-    """Block-Gershgorin with the layers (weights and biases together) as blocks; H is dense, so the net is small."""
+    """Block-Gershgorin with the layers (weights and biases together) as blocks; for small models, since H is dense."""
     whole = Hessian(model, loss, (x, y), dtype=torch.float64)
     matrix = whole.dense()
     matrix = (matrix + matrix.T) / 2
-    owner = [name.rpartition(".")[0] for name in whole.names]
-    rows = {
-        group: torch.cat([torch.full((n,), o == group) for o, n in zip(owner, whole.sizes, strict=True)])
-        for group in layers(model)
-    }
+    entries = whole.layout.unflatten(torch.arange(whole.size))
+    rows = {layer: torch.cat([entries[n].flatten() for n in names]) for layer, names in layers(model).items()}
     intervals, radii = {}, {}
     for i, mine in rows.items():
         values = torch.linalg.eigvalsh(matrix[mine][:, mine])
@@ -135,15 +131,6 @@ def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin
     eigenvalues = torch.linalg.eigvalsh(matrix)
     top = Bound("λ_max ≤ max λ_max(H_ll) + R_l", float(eigenvalues[-1]), max(high for _, high in intervals.values()))
     return Gershgorin(intervals, radii, eigenvalues, top)
-
-
-def mean_of_clients(model: nn.Module, loss: Loss, clients: Sequence[tuple[Tensor, Tensor]]) -> Bound:
-    """λ_max((1/N) Σ_k H_k) ≤ (1/N) Σ_k λ_max(H_k), from dense Hessians."""
-    if not clients:
-        raise UserError("clients: none given; at least one is needed")
-    matrices = torch.stack([Hessian(model, loss, data, dtype=torch.float64).dense() for data in clients])
-    tops = torch.linalg.eigvalsh(torch.cat([matrices.mean(0, keepdim=True), matrices]))[:, -1]
-    return Bound("λ_max of the mean ≤ mean of the clients' λ_max", float(tops[0]), float(tops[1:].mean()))
 
 
 def _around(model: nn.Module, layer: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

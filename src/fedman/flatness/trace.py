@@ -2,9 +2,9 @@
 
 Hutchinson: E[gᵀHg] = tr H for independent random signs g; the variance is 2 Σ_{i≠j} H_ij².
 Hutch++ (Meyer, Musco, Musco & Woodruff 2021): tr H = tr QᵀHQ + tr (I−QQᵀ)H(I−QQᵀ) with Q a basis of HS for a
-random sketch S. The first part, which holds the large eigenvalues, is exact; Hutchinson's variance is left for the
-second alone. Any Q that does not depend on the probes will do: the basis of a Lanczos recurrence on H holds the large
-eigenvalues too, and tr QᵀHQ = tr T is known from it without a further product.
+random sketch S. The first part, which contains the large eigenvalues, is exact; only the second part is estimated by
+Hutchinson's method. Any Q that does not depend on the probes is allowed: the basis of a Lanczos recurrence on H also
+captures the large eigenvalues, and tr QᵀHQ = tr T is known from it without a further product.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def hutchinson(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Trace:
-    """Probes, `at_once` a call, until the standard error is at most rtol·|estimate| or there are `max_probes`."""
+    """Probes, `at_once` in each call, until the standard error is at most rtol·|estimate| or `max_probes` are used."""
 
     def quadratic(probes: Tensor) -> Tensor:
         return (probes.double() * operator(probes).double()).sum(-1)
 
     generator = torch.Generator().manual_seed(seed)
-    rule = _Rule(rtol, min_probes, max_probes, at_once, confidence)
-    return rule.run("hutchinson", operator, quadratic, generator, 0.0, 0, progress)
+    sampling = _Sampling(rtol, min_probes, max_probes, at_once, confidence)
+    return sampling.run("hutchinson", operator, quadratic, generator, 0.0, 0, progress)
 
 
 @matmul_precision("fp32")
@@ -71,12 +71,12 @@ def hutchpp(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Trace:
-    """Hutch++ with a sketch of so many vectors (16 unless told; two products each), then probes as in `hutchinson`.
+    """Hutch++ with a sketch of so many vectors (by default 16, two products each), then probes as in `hutchinson`.
 
-    `sketch` may be the recurrence of `eigenpairs` on the same operator (its `lanczos`), which costs nothing more;
-    give another seed than its.
+    `sketch` may also be the `lanczos` recurrence of `eigenpairs` on the same operator, which needs no further
+    products; use a seed different from that of `eigenpairs`.
     """
-    rule = _Rule(rtol, min_probes, max_probes, at_once, confidence)
+    sampling = _Sampling(rtol, min_probes, max_probes, at_once, confidence)
     generator = torch.Generator().manual_seed(seed)
     if isinstance(sketch, Lanczos):
         rows, exact, spent = sketch.basis(), sum(sketch.alpha), 0
@@ -92,12 +92,12 @@ def hutchpp(
         probes = probes - (probes @ rows.T) @ rows
         return (probes.double() * operator(probes).double()).sum(-1)
 
-    return rule.run("hutch++", operator, quadratic, generator, exact, spent, progress)
+    return sampling.run("hutch++", operator, quadratic, generator, exact, spent, progress)
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """When to stop sampling, and what is then said."""
+class _Sampling:
+    """When to stop sampling, and the estimate from the samples."""
 
     rtol: float
     min_probes: int
@@ -146,7 +146,7 @@ class _Rule:
 
 
 def student_t(confidence: float, freedom: int) -> float:
-    """The two-sided quantile of Student's t, from the normal one z by Fisher and Cornish's expansion in 1/freedom.
+    """The two-sided quantile of Student's t, from the normal quantile z by the Cornish-Fisher expansion in 1/freedom.
 
     Within 1 % for 99 % confidence from 5 degrees of freedom on.
     """

@@ -1,6 +1,6 @@
-"""The same algorithms on Flower: many machines that do not trust each other. `pip install 'fedman[flower]'`.
+"""The same algorithms on Flower, for machines that need not trust each other: `pip install 'fedman[flower]'`.
 
-Flower's telemetry and update checks, and Ray's usage reports, are off unless the environment switches them on.
+Flower's telemetry and update checks, and Ray's usage reports, are off by default; environment variables enable them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,9 @@ for _name, _value in QUIET.items():
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for: a client process that is asked who it is does not."""
-    if name in ("man_mod", "with_man"):
-        from fedman.flower import dropin
+    """Import what needs torch on first use: a client process that only answers a query does not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedman.flower' has no attribute {name!r}")
+    from fedman.flower import dropin, strategy
 
-        return getattr(dropin, name)
-    if name == "Screened":
-        from fedman.flower.strategy import Screened
-
-        return Screened
-    raise AttributeError(f"module 'fedman.flower' has no attribute {name!r}")
+    return getattr(strategy if name == "Screened" else dropin, name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import Array
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -23,9 +23,9 @@ from fedman.algorithms import State
 from fedman.errors import TooFew
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order
-from fedman.flower.roster import Roster, ask, letter
+from fedman.flower.roster import Roster, collect_replies
 from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
-from fedman.flower.service import Service
+from fedman.flower.server_options import ServerOptions
 from fedman.training.aggregate import Trained, Transfers
 from fedman.training.federation import Assignment, Federation
 from fedman.training.randomness import batch_counts
@@ -95,7 +95,7 @@ class FlowerBackend:
         store: AcceptedUploads,
         grid: Grid,
         roster: Roster,
-        service: Service,
+        service: ServerOptions,
         stopping: threading.Event,
         *,
         settings: str,
@@ -131,18 +131,18 @@ class FlowerBackend:
         """Ask these clients once."""
         self.roster.refresh(self.stopping)
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
-        timeout, seats = self.service.round_timeout, self.roster.seats
-        letters = {}
+        timeout, nodes = self.service.round_timeout, self.roster.nodes
+        messages = {}
         for k in clients:
-            if k in seats:
+            if k in nodes:
                 order = ConfigRecord(vars(self._order(round, k)))
                 records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
-                letters[k] = letter(seats[k], "train", records, timeout)
-        answers = ask(self.grid, letters, timeout, self.stopping)
+                messages[k] = Message(records, nodes[k], "train", ttl=timeout)
+        answers = collect_replies(self.grid, messages, timeout, self.stopping)
         replies.attempts += 1
-        replies.bytes_down += len(letters) * sum(len(v.data) for v in vectors.values())
-        replies.refused = {k: "not connected" for k in clients if k not in letters}
-        replies.refused |= {k: f"no reply within {timeout:g} s" for k in letters if k not in answers}
+        replies.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
+        replies.refused = {k: "not connected" for k in clients if k not in messages}
+        replies.refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
         theta = server["w"].cpu().numpy()
         for k, answer in answers.items():
             try:

@@ -1,9 +1,9 @@
-"""The client: `app` is a Flower ClientApp that plays one client's part of a round.
+"""The client: `app` is a Flower ClientApp that does one client's work of a round.
 
-A node is told who it is by `--node-config`: `partition-id`, the client's number; and where wanted `data`, an .npz or a
-folder with its own samples; `data-dir`; `memory-dir`; `device`.
+A node's `--node-config` holds `partition-id`, the client's number; and optionally `data`, an .npz file or a folder with
+its own samples; `data-dir`; `memory-dir`; `device`.
 
-In a deployment every message starts a fresh process, so torch is imported only where a round needs it; in a simulation
+In a deployment every message may start a new process, so torch is imported only where a round needs it; in a simulation
 the process stays, and with it what `fedman.flower.worker` has prepared.
 """
 
@@ -35,15 +35,15 @@ def introduce(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One client's part of a round."""
-    from fedman.flower import worker as desk
+    """Do one client's work of a round."""
+    from fedman.flower import worker
 
     try:
         node, order = Node.of(context), _order(message)
         if order.client != node.client:
             raise UserError(f"partition-id: this node is client {node.client}, the order is for {order.client}")
         server = {name: array.numpy() for name, array in message.content.array_records[SERVER].items()}
-        upload, figures = desk.work(order, node, server)
+        upload, figures = worker.work(order, node, server)
     except UserError as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
     answer: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
@@ -63,7 +63,7 @@ def _order(message: Message) -> Order:
 
 @dataclass(frozen=True)
 class Node:
-    """What this node was told when it was started."""
+    """The settings of this node."""
 
     client: int
     data: str = ""
@@ -73,7 +73,7 @@ class Node:
 
     @staticmethod
     def of(context: Context) -> Node:
-        """A node from its `--node-config`."""
+        """The settings in a node's `--node-config`."""
         given = {name.replace("-", "_"): value for name, value in context.node_config.items()}
         client = given.get("partition_id")
         if type(client) is not int or client < 0:
@@ -82,7 +82,7 @@ class Node:
         return Node(client, **texts)
 
     def samples(self) -> int:
-        """The size of the client's own data; 0 where it takes its part of the run's."""
-        from fedman.flower import client_data as own
+        """The size of the client's own data; 0 for a client that uses its part of the run's data set."""
+        from fedman.flower import client_data
 
-        return own.count(Path(self.data).expanduser()) if self.data else 0
+        return client_data.count(Path(self.data).expanduser()) if self.data else 0

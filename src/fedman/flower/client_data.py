@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedman.data.dataset import check_labels, check_samples
+from fedman.data.dataset import check_samples
+from fedman.data.images import holds_images, sample_shape
 from fedman.data.npz import read_arrays
 from fedman.errors import UserError
 from fedman.flower.messages import Task
@@ -16,15 +17,14 @@ MODES = {1: "L", 3: "RGB"}
 
 
 def count(path: Path) -> int:
-    """How many samples there are, without decoding a picture."""
+    """The number of samples, without decoding pictures."""
     return sum(len(files) for files in _classes(path).values()) if path.is_dir() else len(_arrays(path)[1])
 
 
 def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Samples and labels as the run wants them: of its shape, its kind of numbers and its classes."""
+    """Samples and labels, checked to have the run's shape, dtype and classes."""
     x, y = _pictures(path, task) if path.is_dir() else _arrays(path)
-    images = x.dtype == np.uint8
-    shape = (x.shape[-1], *x.shape[1:-1]) if images else x.shape[1:]
+    images, shape = holds_images(x), sample_shape(x)
     if (images, shape) != (task.images, task.shape):
         kinds = {True: "images of bytes", False: "numbers"}
         raise UserError(f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[task.images]} of {task.shape}")
@@ -36,14 +36,11 @@ def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """`x_train` and `y_train`, or `x` and `y`."""
     names, (x, y) = read_arrays(path, ("x_train", "y_train"), ("x", "y"))
-    x, y = check_samples(f"{path}: {names[0]}", x), check_labels(f"{path}: {names[1]}", y)
-    if len(x) != len(y):
-        raise UserError(f"{path}: {names[0]} has {len(x)} samples but {names[1]} has {len(y)} labels")
-    return x, y
+    return check_samples(str(path), (names[0], names[1]), x, y)
 
 
 def _classes(folder: Path) -> dict[int, list[Path]]:
-    """The pictures of each class, sorted by name. A class's sub-folder has its number as its name."""
+    """The pictures of each class, sorted by name. Sub-folders are named by their class's number."""
     classes: dict[int, list[Path]] = {}
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -65,7 +62,7 @@ def _pictures(folder: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decode(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """One picture as bytes [H, W, C]. It must have the run's size: resizing would be a choice of the client's."""
+    """One picture as bytes [H, W, C]. It must have the run's size; how to resize is not the client's decision."""
     from PIL import Image
 
     channels, height, width = shape

@@ -1,12 +1,12 @@
-"""MAN for a Flower app that exists already: a mod for the ClientApp and a wrapper of its loss.
+"""MAN for an existing Flower app: a mod for the ClientApp and a wrapper for its loss.
 
-    app = ClientApp(mods=[man_mod])                    # the server's ζ comes in, the MAN term goes out
+    app = ClientApp(mods=[man_mod])                     # receives ζ from the server, reports the MAN term
     ...
-    criterion = with_man(nn.CrossEntropyLoss(), model) # loss + ζ·R(model), while gradients are wanted
+    criterion = with_man(nn.CrossEntropyLoss(), model)  # loss + ζ·R(model), where gradients are enabled
 
-The server sends ζ in the training config, `train_config=ConfigRecord({"zeta": 0.15})`, and finds the mean MAN term of
-every client's batches in the metrics as `man`. `man_mod` also returns the server's tag of the round, for
-`fedman.flower.Screened`. `with_man(criterion, model, zeta=0.15)` needs no mod.
+The server sends ζ in the training config, `train_config=ConfigRecord({"zeta": 0.15})`, and finds each client's MAN
+term, its mean over batches, among the metrics as `man`. `man_mod` also returns the server's tag of the round, which
+`fedman.flower.Screened` checks. `with_man(criterion, model, zeta=0.15)` needs no mod.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ZETA, MAN = "zeta", "man"
 
 @dataclass
 class _Round:
-    """What the mod knows of the message that is being worked on."""
+    """The state of the message that is being processed."""
 
     zeta: float | None
     terms: list[Tensor] = field(default_factory=list)
@@ -40,7 +40,7 @@ _round: ContextVar[_Round | None] = ContextVar("round", default=None)
 
 
 def man_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A Flower mod: ζ from the message's config for `with_man`, the mean MAN term into the reply's metrics."""
+    """A Flower mod: passes ζ from the message to `with_man`, and adds the mean MAN term to the reply's metrics."""
     sent = [record[ZETA] for record in message.content.config_records.values() if ZETA in record]
     now = _Round(_zeta(sent[0]) if sent else None)
     token = _round.set(now)
@@ -69,8 +69,8 @@ def with_man(
 ) -> Callable[..., Tensor]:
     """`criterion` plus ζ·R, where R is the MAN term of the model's last forward pass; see `ActivationNorm`.
 
-    Without gradients (in an evaluation) it is `criterion` alone, and with ζ = 0 the loss is too, bit for bit. ζ is the
-    one the server sent where none is given here.
+    Where gradients are disabled (evaluation), and for ζ = 0, the result is that of `criterion`, bit for bit. By default
+    ζ is the one that the server sent.
     """
     now = _round.get()
     if zeta is None and now is not None:

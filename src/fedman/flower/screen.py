@@ -1,13 +1,13 @@
-"""Screening of clients' replies before they are averaged: what a client sends is a claim, not a fact.
+"""Screening of clients' replies before they are averaged: nothing that a client sends is trusted.
 
 A reply is used only if it is tagged with this run, round and client; if it holds exactly the arrays and figures asked
-for, by name, shape and dtype; if every number in it is finite; and if its arrays do not lie too far out, by two
-measures: an absolute bound (how far an honest client can have moved), and a multiple of the round's median distance
-(`outliers`). How much a client counts is the server's own knowledge and never read from a reply. The bytes of an array
-are compared with what they should be before anything is allocated for them.
+for, by name, shape and dtype; if every number in it is finite; and if its arrays are not too far away, by two measures:
+an absolute bound (the distance that an honest client can move), and a multiple of the round's median distance
+(`outliers`). A client's weight is known to the server and never read from a reply. The bytes of an array are checked
+before memory is allocated for it.
 
-All of this is pure functions: a verdict depends on the replies, not on the order they came in, and a refused reply
-leaves no trace in what is computed from the others.
+These are pure functions: whether a reply is accepted does not depend on the order of arrival, and a refused reply does
+not influence what is computed from the others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from flwr.app import Array, Message, RecordDict
 
 FACTOR = 20.0
-"""How many times the median distance a reply may lie out.
+"""The largest distance of a reply, in medians of the round.
 
-Measured on honest clients, the largest distance over the median, by client sizes: equal, below 6 (digits, from IID to
-one class a client; FedAvg, FedDyn, FedDC, SCAFFOLD with MAN); log-normal with σ = 1 (1 to 454 samples), below 8; with
-σ = 2, below 19.
+The largest distance of honest clients, measured in medians, by the clients' sizes: below 6 for equal sizes (from IID to
+one class per client, four algorithms), below 8 for log-normal sizes with σ = 1 (1 to 454 samples), below 19 with σ = 2.
 """
 
 LARGEST = float(np.finfo(np.float32).max)  # of a figure
-MAJORITY = 3  # the fewest distances whose median one liar cannot put where he likes
+MAJORITY = 3  # with fewer distances, a single hostile client could choose their median
 
 Client = TypeVar("Client", bound=Hashable)
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -64,7 +63,7 @@ class Expected:
 
 
 def screen(answer: Message | Exception, expected: Expected) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The arrays and figures of a good reply; `Refused` for any other, and for what came of unpacking one."""
+    """The arrays and figures of a good reply; `Refused` for any other, and for one that could not be unpacked."""
     content = contents(answer, (REPLY, UPLOAD, FIGURES))
     tag = {"run": expected.run, "round": expected.round, "client": expected.client}
     said = dict(content.config_records.get(REPLY, {}))
@@ -83,10 +82,9 @@ def screen(answer: Message | Exception, expected: Expected) -> tuple[dict[str, n
 
 
 def outliers(distances: Mapping[Client, float], factor: float = FACTOR) -> dict[Client, str]:
-    """Who lies further out than `factor` times the median of a round, with the reason.
+    """The clients further away than `factor` times the median of a round, with the reason.
 
-    With fewer than three replies nobody can say who is the odd one, and nobody is. Of an even number the lower of
-    the two middle distances is the median.
+    Fewer than three replies have no outliers. The median of an even number of distances is the lower middle one.
     """
     if len(distances) < MAJORITY or not factor < math.inf:
         return {}
@@ -105,7 +103,7 @@ def distance(array: np.ndarray, centre: np.ndarray | None = None) -> float:
 
 
 def digest(array: np.ndarray) -> str:
-    """SHA-256 of an array's numbers, by which the server knows it again without keeping it."""
+    """SHA-256 of an array's numbers, by which the server recognises an array that it does not store."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
@@ -135,7 +133,7 @@ def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, n
 
 
 def read_figures(content: RecordDict, record: str, names: tuple[str, ...]) -> dict[str, float]:
-    """The figures of a record: exactly the names given, numbers whose sums are finite too."""
+    """The figures of a record: exactly the names given, with numbers small enough for their sum to be finite."""
     if record not in content.metric_records:
         raise Refused(f"{record}: is not a record of figures")
     figures = content.metric_records[record]
@@ -144,7 +142,7 @@ def read_figures(content: RecordDict, record: str, names: tuple[str, ...]) -> di
 
 
 def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The numbers of an array, if its bytes are those of one `.npy` array of this shape and dtype and no more."""
+    """The numbers of an array, whose bytes must be exactly one `.npy` array of this shape and dtype."""
     said = (array.stype, tuple(array.shape), array.dtype)
     if said != ("numpy.ndarray", shape, dtype):
         raise Refused(f"{name}: is {said[2]!s:.20} {said[1]!s:.60} ({said[0]!s:.20}); wanted is {dtype} {shape}")
@@ -153,7 +151,7 @@ def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.nd
         major, _ = npy.read_magic(stream)
         read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
         header = read_header(stream)
-    except Exception as error:  # whatever numpy makes of a stranger's bytes
+    except Exception as error:  # numpy may raise anything for arbitrary bytes
         raise Refused(f"{name}: its bytes are not an array ({type(error).__name__})") from None
     if (header[0], header[2]) != (shape, wanted):
         raise Refused(f"{name}: says {dtype} {shape} but its bytes hold {header[2]!s:.20} {header[0]!s:.60}")
@@ -175,5 +173,5 @@ def _exactly(what: str, found: Mapping[str, object], wanted: Mapping[str, object
 
 
 def _names(found: Mapping[str, object]) -> str:
-    """Names as a stranger chose them, so that they fit on a line."""
+    """Names from a reply, shortened to fit on a line."""
     return f"{', '.join(sorted(map(str, found)))!r:.120}" if found else "nothing"

@@ -12,16 +12,18 @@ from flwr.serverapp import Grid
 
 from fedman.config import CUSTOM, Config
 from fedman.data import Dataset, is_npz, load
+from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import Task, encode
 from fedman.flower.roster import Roster
-from fedman.flower.service import Service, keep
+from fedman.flower.server_options import ServerOptions, save_options
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
-from fedman.runs.folder import LOCAL, RunFolder
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
 
 Stopping = tuple[threading.Event, list[int]]
@@ -31,7 +33,7 @@ Stopping = tuple[threading.Event, list[int]]
 def serve(
     grid: Grid,
     config: Config,
-    service: Service,
+    service: ServerOptions,
     *,
     data: Dataset | None = None,
     out: str | Path,
@@ -72,7 +74,7 @@ def serve(
             roster.wait(service.wait, stop)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
-        keep(folder.path, service, resume)
+        save_options(folder.path, service, resume)
         state = federation.start(store, keep_all=service.keep_last)
         (result,) = play([Run(config, federation, state, built, folder, resume, progress, warn)], backend, caught)
     if isinstance(result, Exception):
@@ -80,17 +82,16 @@ def serve(
     return result
 
 
-def _settings(config: Config, service: Service) -> str:
+def _settings(config: Config, service: ServerOptions) -> str:
     """The configuration as clients are told it. A file on this machine is none of their business."""
-    flat = {k: v for k, v in config.flat().items() if k not in LOCAL}
+    flat = decisive(config.flat())
     if service.sizes is not None or is_npz(config.dataset):
         flat["dataset"] = CUSTOM
     return encode(flat)
 
 
 def _task(data: Dataset) -> str:
-    images = data.x_train.dtype == np.uint8
-    return encode(Task(data.shape, data.classes, images, data.mean, data.std))
+    return encode(Task(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std))
 
 
 def _layers(built: Built) -> list[str]:

@@ -1,4 +1,4 @@
-"""Many clients on this machine or a Ray cluster: Flower's simulation engine."""
+"""`fedman flower simulate`: many clients on this machine or a Ray cluster, in Flower's simulation engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import ray
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from flwr.supercore.logger import update_console_handler
-from ray._private import services
 
 from fedman.config import Config
 from fedman.data import is_npz
 from fedman.errors import Interrupted, UserError
 from fedman.flower import client
 from fedman.flower.server import serve
-from fedman.flower.service import FILE, Service
+from fedman.flower.server_options import OPTIONS_FILE, ServerOptions
 from fedman.flower.worker import SHARED
 from fedman.runs.experiment import Progress, Result, finished_result
 from fedman.runs.signals import stop_on_signal
@@ -32,7 +30,7 @@ from fedman.runs.signals import stop_on_signal
 
 def simulate(
     config: Config,
-    service: Service,
+    options: ServerOptions,
     *,
     out: str | Path,
     resume: bool = False,
@@ -42,12 +40,12 @@ def simulate(
     progress: Progress = lambda record: None,
     warn: Callable[[str], object] = lambda message: None,
 ) -> Result:
-    """Run a configuration with one simulated node a client; `cpus` and `gpus` are what a client at work takes.
+    """Run a configuration with one simulated node per client, which uses `cpus` and `gpus` while it works.
 
-    The clients' memories lie in OUT/memory until the run is done. With $RAY_ADDRESS the clients work on that cluster,
-    whose machines must see OUT and the data under the same paths.
+    What clients remember is stored in OUT/memory until the run is done. With $RAY_ADDRESS the clients work on that
+    cluster, whose machines must see OUT and the data under the same paths.
     """
-    if service.sizes is not None:
+    if options.sizes is not None:
         raise UserError("sizes: simulated clients have no data of their own; leave it out")
     if resume and (done := finished_result(config, out)):
         return done
@@ -62,7 +60,7 @@ def simulate(
             def main(grid: Grid, context: Context) -> None:
                 end = (stopping, caught)
                 results.append(serve(
-                    grid, config, service, out=out, resume=resume, device=device, stopping=end,
+                    grid, config, options, out=out, resume=resume, device=device, stopping=end,
                     progress=progress, warn=warn,
                 ))  # fmt: skip
 
@@ -71,7 +69,7 @@ def simulate(
             run_simulation(server, client.app, config.clients, backend_config=resources)  # type: ignore[arg-type]
     except Interrupted as error:
         how = f"; go on with: fedman flower simulate --out {shlex.quote(str(out))} --resume"
-        raise Interrupted(error.signum, f"{error}{how if (memory.parent / FILE).exists() else ''}") from None
+        raise Interrupted(error.signum, f"{error}{how if (memory.parent / OPTIONS_FILE).exists() else ''}") from None
     finally:
         ray.shutdown()
     shutil.rmtree(memory, ignore_errors=True)
@@ -79,19 +77,21 @@ def simulate(
 
 
 def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
-    """Start Ray, or join its cluster, with what the clients need to know in their environment."""
+    """Start Ray, or connect to a cluster, with the clients' settings in their environment."""
     variables = {"FEDMAN_MEMORY": str(memory), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     if config.data_dir:
         variables["FEDMAN_DATA"] = str(Path(config.data_dir).expanduser().absolute())
     if is_npz(config.dataset):
         variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
-    told = {"env_vars": variables}
-    # Ray's dashboard, even when it is not wanted, asks cloud providers' servers where it is
-    no_dashboard = mock.patch.object(services, "start_api_server", return_value=("", None))
+    # Ray starts its dashboard's process even with include_dashboard=False, and that process asks cloud providers'
+    # servers which cloud it runs in. At an address that is not this machine's (RFC 5737) it cannot start, and Ray
+    # goes on without it, with an error message that CRITICAL hides.
     try:
-        with no_dashboard:
-            ray.init(runtime_env=told, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            include_dashboard=False, dashboard_host="192.0.2.1", dashboard_port=8265,
+            runtime_env={"env_vars": variables}, log_to_driver=False, logging_level=logging.CRITICAL,
+        )  # fmt: skip
     except ConnectionError as error:
         raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {' '.join(str(error).split())[:200]}") from None
     have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}

@@ -1,11 +1,11 @@
-"""Any of Flower's strategies, with replies screened before it sees them.
+"""`Screened`: any of Flower's strategies, with clients' replies screened before they are aggregated.
 
     strategy = Screened(FedAvg(fraction_train=0.5), examples={node: samples, ...})
 
-Stock strategies average what they are sent: one NaN makes the model NaN, a claimed `num-examples` of 1e30 replaces it,
-an array of shape (1,) is broadcast, other names end the run. `Screened` hands on the replies that pass, in the order of
-their nodes, so that the result does not depend on who was faster, and with the weights the server knows, not those
-claimed.
+Flower's strategies average whatever they receive: one NaN makes the model NaN, a client that claims a `num-examples` of
+1e30 replaces the model by its own, an array of shape (1,) is broadcast, other names end the run. `Screened` passes on
+the good replies only, sorted by node id, so that the result does not depend on the order of arrival, and with the
+weights that the server knows in place of those that clients claim.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore.run import Run
 
 from fedman.errors import UserError
 from fedman.flower.messages import REFUSED
-from fedman.flower.roster import ask
+from fedman.flower.roster import collect_replies
 from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"
-"""The record and the field in which a round's tag travels there and back (`fedman.flower.man_mod`)."""
+"""The record and the field that hold a round's tag, in the message and in its reply (`fedman.flower.man_mod`)."""
 
 
 class Screened(Strategy):
-    """A strategy behind a screen.
+    """A strategy that receives screened replies only.
 
-    `examples`: how many samples each node has, by node id, as the server knows it; without it all count the same. What
-    a client claims is never used. `norm_factor`: how many times the round's median distance from the model sent a reply
-    may lie out (`screen.FACTOR`); `inf` for no bound. `min_replies`: with fewer good ones the run ends with Flower's
-    exit code 202. `tagged`: refuse replies without the tag of their round, for clients that have `man_mod`.
+    - `examples`: the number of samples of each node, by node id; by default all nodes have the same weight. What a
+      client claims is never used.
+    - `norm_factor`: the largest distance of a reply from the model that was sent, in medians of the round
+      (`screen.FACTOR`); `inf` for no bound.
+    - `min_replies`: with fewer good replies the run ends with Flower's exit code 202.
+    - `tagged`: refuse replies without the tag of their round, which clients with `man_mod` return.
 
     `refused` holds the reasons by round and node.
     """
@@ -67,8 +68,8 @@ class Screened(Strategy):
         self._model: ArrayRecord = ArrayRecord()
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """As `Strategy.start`; replies are fetched one by one, so that one that cannot be unpacked is alone refused."""
-        return super().start(_OneByOne(grid), *args, **kwargs)
+        """As `Strategy.start`, but a reply that cannot be unpacked is refused and does not end the run."""
+        return super().start(_TolerantGrid(grid), *args, **kwargs)  # type: ignore[arg-type]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -86,11 +87,11 @@ class Screened(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy makes of the good replies."""
+        """The strategy's aggregate of the good replies."""
         return self.strategy.aggregate_train(server_round, self._good(server_round, replies, with_arrays=True))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """What the strategy makes of the good replies."""
+        """The strategy's aggregate of the good replies."""
         return self.strategy.aggregate_evaluate(server_round, self._good(server_round, replies, with_arrays=False))
 
     def summary(self) -> None:
@@ -107,17 +108,17 @@ class Screened(Strategy):
         return f"{self.run}:{server_round}"
 
     def _good(self, server_round: int, replies: Iterable[Message], with_arrays: bool) -> list[Message]:
-        """The replies that pass, in the order of their nodes, each with its node's known weight."""
+        """The replies that pass, sorted by node id, each with the weight of its node."""
         nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
-        answers = {nodes.get(reply.metadata.reply_to_message_id): reply for reply in replies}
+        received = {nodes.get(reply.metadata.reply_to_message_id): reply for reply in replies}
         good: dict[int, RecordDict] = {}
         far: dict[int, float] = {}
         refused: dict[int, str] = {}
         for node in sorted(nodes.values()):
             try:
-                if node not in answers:
+                if node not in received:
                     raise Refused("no reply in time")
-                good[node] = self._content(answers[node], node, self._tag(server_round))
+                good[node] = self._content(received[node], node, self._tag(server_round))
                 if with_arrays:
                     far[node] = self._distance(good[node])
             except Refused as error:
@@ -134,10 +135,10 @@ class Screened(Strategy):
             raise AggregationError(
                 f"round {server_round}: {len(kept)} good replies of {len(nodes)}, {self.min_replies} are needed; {why}"
             )
-        return [answers[node] for node in kept]
+        return [received[node] for node in kept]
 
     def _content(self, reply: Message, node: int, tag: str) -> RecordDict:
-        """A reply's records, its metrics finite, its weight the known one."""
+        """A reply's records, with finite metrics and the weight replaced by the one the server knows."""
         if reply.has_error():
             raise Refused(f"the client says: {' '.join(str(reply.error.reason).split()):.200}")
         content = reply.content
@@ -156,7 +157,7 @@ class Screened(Strategy):
         return content
 
     def _distance(self, content: RecordDict) -> float:
-        """How far a reply's model lies from the one sent; it must have its names, shapes and dtypes."""
+        """The distance of a reply's model from the one sent, whose names, shapes and dtypes it must have."""
         if len(content.array_records) != 1:
             raise Refused(f"reply: has {len(content.array_records)} records of arrays; wanted is one")
         shapes = {name: (tuple(array.shape), array.dtype) for name, array in self._model.items()}
@@ -165,45 +166,29 @@ class Screened(Strategy):
         return math.hypot(*moved)
 
 
-class _OneByOne(Grid):
-    """A grid on which a reply that cannot be unpacked is an error of its sender's, not the end of the run."""
+class _TolerantGrid:
+    """A grid that turns a reply which cannot be unpacked into an error reply of its sender."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send the messages and wait for replies until all are there or the time is over."""
-        letters = dict(enumerate(messages))
-        answers = ask(self.grid, letters, math.inf if timeout is None else timeout, threading.Event())
+        """Send the messages and wait until all replies have arrived or the time is over."""
+        sent = dict(enumerate(messages))
+        replies = collect_replies(self.grid, sent, math.inf if timeout is None else timeout, threading.Event())
         return [
-            Message(Error(REFUSED, f"a reply that cannot be read ({type(answer).__name__})"), reply_to=letters[i])
-            if isinstance(answer, Exception)
-            else answer
-            for i, answer in answers.items()
+            Message(Error(REFUSED, f"a reply that cannot be read ({type(reply).__name__})"), reply_to=sent[i])
+            if isinstance(reply, Exception)
+            else reply
+            for i, reply in replies.items()
         ]
-
-    def set_run(self, run: Run) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
 
 
 def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
-    """Whose metrics have other names than most replies'; on a tie those of the first node are right."""
+    """The replies whose metrics have other names than most replies'; in a tie the first node's names win."""
     names = {node: tuple(sorted(next(iter(c.metric_records.values())))) for node, c in contents.items()}
     if not names:
         return {}

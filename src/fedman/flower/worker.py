@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from fedman.config import CUSTOM, Config, resolve
-from fedman.data import Dataset, is_npz, load, partition
+from fedman.data import Dataset, is_npz, load
+from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data
+from fedman.flower.client_memory import ClientMemory, default_root
 from fedman.flower.exchange import exchange
-from fedman.flower.memory import Memory, default_root
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
 from fedman.runs.build import Built, build
 from fedman.training.federation import Federation
@@ -42,7 +43,8 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
     vectors = _vectors(federation, server)
 
     root = Path(node.memory_dir).expanduser() if node.memory_dir else default_root()
-    memory, names = Memory(root, order.run, order.client), (*algorithm.client, *([LAST] if order.keep_last else []))
+    memory = ClientMemory(root, order.run, order.client)
+    names = (*algorithm.client, *([LAST] if order.keep_last else []))
     kept = memory.load(order.accepted, names, vectors["w"].cpu()) if names and order.accepted >= 0 else {}
     remembered = {
         name: (kept[name].to(federation.device) if kept else torch.zeros_like(vectors["w"]))[None]
@@ -92,7 +94,7 @@ class Worker:
 def _worker(settings: str, task: str, data: str, data_dir: str, device: str) -> Worker:
     config, wanted = resolve(json.loads(settings)), decode_task(task)
     samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
-    parts = [np.arange(len(samples.y_train))] if data else partition.for_config(config, samples)
+    parts = [np.arange(len(samples.y_train))] if data else None
     return Worker(build([config], samples, pick_device(device), parts=parts), bool(data))
 
 
@@ -107,7 +109,7 @@ def _public(config: Config, task: Task, data_dir: str) -> Dataset:
     if SHARED not in os.environ and (name == CUSTOM or is_npz(name)):
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
-    if (data.shape, data.classes, data.x_train.dtype == np.uint8) != (task.shape, task.classes, task.images):
+    if (data.shape, data.classes, holds_images(data.x_train)) != (task.shape, task.classes, task.images):
         raise UserError(f"dataset: {name} here has {data.classes} classes of {data.shape}, the run wants {task}")
     return replace(data, mean=task.mean, std=task.std)
 

@@ -1,11 +1,11 @@
 """[GroupNorm,] ReLU, MAN and 2×2 max-pool of a stored map, forward and backward, one pass each.
 
-The forward pass reads the map z once (twice from the cache with GroupNorm: a program owns a sample) and keeps the
-pooled values and the place of each maximum. The backward pass writes dF/dz: MAN makes it dense,
+The forward pass reads the map z once (twice with GroupNorm, from the cache: one program handles a sample) and stores
+the pooled values and the place of each maximum. The backward pass writes dF/dz: MAN makes it dense,
 dy = [y is the maximum]·g + 2ζ·share/n·relu(y), and GroupNorm, y = γ·(z − mean)/σ + β, couples the entries of a group:
 dz = γ/σ·dy − (Σ γ·dy + (z − mean)/σ·Σ dy·(y − β))/(n·σ), with sums over the group's n entries. These need no pass over
-the map: g meets the pooled values alone, and MAN's part is its factor times Σ γ·relu(y) and Σ relu(y)·(y − β), which
-the forward pass has at hand.
+the map: g is nonzero at the pooled values only, and MAN's part is its factor times Σ γ·relu(y) and Σ relu(y)·(y − β),
+which the forward pass stores.
 """
 
 # mypy: allow-untyped-defs
@@ -56,7 +56,7 @@ def _load(z, n, q: tl.constexpr, end, c, OH: tl.constexpr, OW: tl.constexpr, O: 
 def _positions(z, n, end, c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
     """The four positions of windows n, as stored.
 
-    Asked for together: the compiler moves no load across a store, and would wait for one after the other.
+    Loaded together: the compiler moves no load across a store, so separate loads would wait for each other.
     """
     left = _load(z, n, 0, end, c, OH, OW, O)
     right = _load(z, n, 1, end, c, OH, OW, O)
@@ -72,7 +72,7 @@ def _forward(
     """One chunk of windows; with GroupNorm, a sample."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
     NORM: tl.constexpr = G > 0
-    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles under way; without GroupNorm there is one
+    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles in flight; without GroupNorm there is one
     chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     z += s * B * (OH * OW * O)
     pooled += s * B * ((OH // 2) * (OW // 2) * O)
@@ -105,7 +105,7 @@ def _forward(
         tiles = _positions(z, n, end, c, OH, OW, O)
         for q in tl.static_range(4):
             a = relu(affine(tiles[q].to(tl.float32), scale[None, :], shift[None, :], NORM))
-            if NORM and (OH % 2 == 1 or OW % 2 == 1 or CHUNK % BM > 0):  # what is not there is not zero any more
+            if NORM and (OH % 2 == 1 or OW % 2 == 1 or CHUNK % BM > 0):  # positions outside the map are no longer zero
                 _, ok = _at(n, q, end, c, OH, OW, O)
                 a = tl.where(ok, a, 0.0)
             best = tl.maximum(best, marked(a, 3 - q))
@@ -139,10 +139,10 @@ def _backward(
     O: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, G: tl.constexpr,  # noqa: E741
     CHUNK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """dz of one chunk, and its share of the bias gradient; with GroupNorm of a sample, and its dγ and dβ."""
+    """dz of one chunk and its part of the bias gradient; with GroupNorm, a chunk is a sample, and also dγ and dβ."""
     WINDOWS: tl.constexpr = ((OH + 1) // 2) * ((OW + 1) // 2)
     NORM: tl.constexpr = G > 0
-    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles under way; without GroupNorm there is one
+    AHEAD: tl.constexpr = 3 if NORM else 1  # tiles in flight; without GroupNorm there is one
     chunk, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
     z += s * B * (OH * OW * O)
     dz += s * B * (OH * OW * O)
@@ -209,7 +209,7 @@ def _backward(
 
 
 def launch(stage: Stage, backward: bool) -> Launch:
-    """Windows a tile and a program, warps."""
+    """Windows per tile and per program, warps."""
     if stage.groups:
         tile = min(1024 // stage.out, triton.next_power_of_2(stage.windows))
         return {"BM": tile, "CHUNK": stage.windows, "num_warps": 4}
@@ -222,7 +222,7 @@ def _chunks(stage: Stage, batch: int, options: Launch) -> int:
 
 
 def parts(stage: Stage, batch: int) -> int:
-    """How many partial MAN sums `forward` writes for a client."""
+    """How many partial MAN sums `forward` writes per client."""
     return _chunks(stage, batch, launch(stage, backward=False))
 
 

@@ -59,7 +59,7 @@ def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
     return out if pair == 2 else out[:, 0]
 
 
-@triton.jit(do_not_specialize=["PARTS"])  # else compiled again for some numbers of clients
+@triton.jit(do_not_specialize=["PARTS"])  # avoids recompilation for some numbers of clients
 def _unpack(
     part, out, P, PARTS,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAIR: tl.constexpr,  # noqa: E741
@@ -73,7 +73,7 @@ def _unpack(
     total = tl.zeros((TAPS, BC), tl.float32)
     for start in range(0, PARTS, ROWS):
         p = start + tl.arange(0, ROWS)
-        at = (p * (O * KP) + p % PAIR * CP)[:, None, None] + k[None, :, :]  # the right of a pair: one pixel on
+        at = (p * (O * KP) + p % PAIR * CP)[:, None, None] + k[None, :, :]  # the right of a pair: one pixel later
         mask = (p < PARTS)[:, None, None] & (tap < KS * KS)[None, :, None]
         total += tl.sum(tl.load(part + at, mask=mask, other=0.0), 0)
     to, mask = c[:, None] * (KS * KS) + tap[None, :], (tap < KS * KS)[None, :]
@@ -110,8 +110,8 @@ def _conv(
 
     With ROWS a tile keeps to one map row (of several samples), so that taps above and below the image are not
     computed: for the input gradient of an unpadded 5×5 conv (PAD is then 4) that saves 29 % of the work. Channels are
-    the rows of the product and pixels its columns: 64 rows are all that one instruction takes, of columns it takes up
-    to 256, and the more it takes, the less of its operands it reads again.
+    the rows of the product and pixels its columns: one instruction takes 64 rows and up to 256 columns, and the more
+    columns it takes, the fewer times operands are read again.
     """
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     s = tl.program_id(2).to(tl.int64)
@@ -181,13 +181,13 @@ def forward(stage: Stage, x: Tensor, w: Tensor, bias: Tensor, precision: str, op
 
 
 def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str, options: Launch | None = None) -> Tensor:
-    """dF/dx [S, B, H, W, C] from dF/dz: the convolution with the kernel turned round and transposed."""
+    """dF/dx [S, B, H, W, C] from dF/dz: the convolution with the kernel flipped and transposed."""
     out = dz.new_empty(*dz.shape[:2], stage.height, stage.width, stage.channels)
     padding = stage.kernel - 1 - stage.padding
     return _launch_conv(dz, w, w, out, stage.kernel, padding, True, precision, options)
 
 
-@triton.jit(do_not_specialize=["STEPS"])  # else compiled again for some numbers of clients
+@triton.jit(do_not_specialize=["STEPS"])  # avoids recompilation for some numbers of clients
 def _weight_gradient(
     x, dz, part, B, STEPS,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, PAD: tl.constexpr,  # noqa: E741
@@ -196,7 +196,7 @@ def _weight_gradient(
 ):  # fmt: skip
     """One row of taps of BO output by BC input channels, summed over a fixed range of pairs of pixels.
 
-    The two of a pair meet the same k + 1 columns of inputs: the left at taps 0..k−1, the right one column on.
+    Both pixels of a pair use the same k + 1 columns of inputs: the left one at taps 0..k−1, the right one column later.
     """
     PAIRS: tl.constexpr = (OW + 1) // 2
     BLOCKS: tl.constexpr = C // BC
@@ -234,10 +234,10 @@ def _weight_gradient(
 
 
 def _weight_options(stage: Stage, clients: int, pairs: int, precision: str) -> Launch:
-    """As many ranges of pairs as fill an H200, two programs of many taps or three on each multiprocessor, with few
-    left over for a last, half empty turn."""
+    """As many ranges of pairs as fill an H200, with two (of many taps) or three programs per multiprocessor, so that
+    the last wave is nearly full."""
     options = {"BK": 32, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
-    if precision != "bf16":  # half of it fits the registers
+    if precision != "bf16":  # operands are twice as large, and registers limited
         options |= {"BK": 16, "BC": 32, "num_stages": 2}
     blocks = clients * stage.kernel * triton.cdiv(stage.channels, options["BC"]) * triton.cdiv(stage.out, options["BO"])
     room = 132 * (3 if stage.kernel <= 3 else 2)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fedman.errors import UserError
-from fedman.kernels import activation, conv, first, gram, head, linear
-from fedman.kernels.side_stream import Aside
+from fedman.kernels import activation, conv, first_stage, gram, head, linear
+from fedman.kernels.side_stream import SideStream
 from fedman.kernels.stage import STORAGE, Stage
-from fedman.models import ConvNet
+from fedman.models.convnet import ConvNet
 
 
 @dataclass(frozen=True)
 class Images:
-    """A prepared batch, and what it gives whatever the weights are: the Gram matrices of its patches, where GroupNorm
-    follows the first conv."""
+    """A prepared batch and, where GroupNorm follows the first conv, the Gram matrices of its patches: all that does not
+    depend on the weights."""
 
     x: Tensor
     grams: Tensor | None
@@ -29,8 +29,8 @@ class StackedConvNet:
     """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
 
     `precision` is that of the products: "bf16", "tf32" or "fp32". Sums, statistics, parameters and
-    gradients are fp32 throughout; activations are stored in bf16 or fp32 accordingly. The MAN terms of the layers
-    `varied` (hidden linear ones) hold the variance over the batch too (`man.mean_square_and_variance`).
+    gradients are always fp32; activations are stored in bf16 or fp32 accordingly. To the MAN terms of the hidden linear
+    layers `variance_of` the variance of a feature over the batch, averaged over features, is added.
 
     >>> net = StackedConvNet(cifar_cnn((3, 32, 32), 100), (3, 32, 32), "bf16")
     >>> ce, man = net.losses(W, x, y)            # [S], [S, 5]; x [S, B, 32, 32, 3], y [S, B]
@@ -38,13 +38,13 @@ class StackedConvNet:
     """
 
     def __init__(
-        self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16", varied: Sequence[int] = ()
+        self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16", variance_of: Sequence[int] = ()
     ) -> None:
         if precision not in STORAGE:
             raise UserError(f"precision: {precision!r} is not one of {', '.join(STORAGE)}")
-        if not self.supports(model, shape, varied):
-            raise UserError(f"model: the stacked kernels do not serve this {type(model).__name__}")
-        self.precision, self.varied = precision, varied
+        if not self.supports(model, shape, variance_of):
+            raise UserError(f"model: the stacked kernels do not support this {type(model).__name__}")
+        self.precision, self.variance_of = precision, variance_of
         self.dtype = STORAGE[precision]
         self.offsets: dict[str, int] = {}
         self.size = 0
@@ -54,7 +54,7 @@ class StackedConvNet:
         self.channels, height, width = shape
         self.padding: int = cast(nn.Conv2d, model.convs[0]).padding[0]  # type: ignore[assignment]
         self.stages: list[Stage] = []
-        held = first.padded_channels(self.channels)
+        held = first_stage.padded_channels(self.channels)
         layer: Any
         for i, (layer, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
             groups, eps = (norm.num_groups, norm.eps) if isinstance(norm, nn.GroupNorm) else (0, 0.0)
@@ -69,18 +69,18 @@ class StackedConvNet:
         self.layers = len(self.stages) + len(self.widths)
 
     @staticmethod
-    def supports(model: nn.Module, shape: tuple[int, ...], varied: Sequence[int] = ()) -> bool:
-        """Whether the kernels serve `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
-        convs have 16, 32, 64 or 128 outputs; GroupNorm in a power of two of groups, its first map of even width."""
+    def supports(model: nn.Module, shape: tuple[int, ...], variance_of: Sequence[int] = ()) -> bool:
+        """Whether the kernels can run `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
+        convs have 16, 32, 64 or 128 outputs; the groups of GroupNorm a power of two, the first map of even width."""
         if not isinstance(model, ConvNet) or len(shape) != 3 or not len(model.convs):
             return False
-        if any(layer not in range(len(model.convs), len(model.relus)) for layer in varied):
+        if any(layer not in range(len(model.convs), len(model.relus)) for layer in variance_of):
             return False
         convs = cast("list[nn.Conv2d]", list(model.convs))
         kernel = convs[0].kernel_size[0]
         if isinstance(model.norms[0], nn.GroupNorm) and (shape[2] + 2 * convs[0].padding[1] - kernel) % 2 == 0:  # type: ignore[operator]
             return False
-        return kernel * (kernel + 1) * first.padded_channels(shape[0]) <= 256 and all(
+        return kernel * (kernel + 1) * first_stage.padded_channels(shape[0]) <= 256 and all(
             layer.out_channels in (16, 32, 64, 128)
             and layer.kernel_size[0] == layer.kernel_size[1]
             and layer.padding in [(n, n) for n in range(layer.kernel_size[0])]
@@ -90,11 +90,11 @@ class StackedConvNet:
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Images [..., H, W, C] as the kernels hold them; `losses` does it itself for images not prepared."""
-        return first.prepare(x, self.padding, self.dtype)
+        """Images [..., H, W, C] in the layout of the kernels; `losses` calls it for images not prepared."""
+        return first_stage.prepare(x, self.padding, self.dtype)
 
     def images(self, x: Tensor | Images) -> Images:
-        """Images, prepared or not, as all passes over them want them: for a step that takes several."""
+        """Images, prepared or not, with all that does not depend on the weights: for a step of several passes."""
         if isinstance(x, Images):
             return x
         x = (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
@@ -115,12 +115,12 @@ class StackedConvNet:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy [S], MAN terms [S, L] and the gradient [S, P] of CE + Σ_l ζ·MAN_l, without autograd.
 
-        `zeta` holds one value, one a client [S, 1], or one a client and layer [S, L].
+        `zeta` holds one value, one per client [S, 1], or one per client and layer [S, L].
         """
         share = self._share(y, weight)
-        ce, man, kept = self._forward(W, self.images(x), y, share)
+        ce, man, saved = self._forward(W, self.images(x), y, share)
         dce = share.new_ones(1).expand(len(W))
-        return ce, man, self._backward(kept, dce, zeta.to(torch.float32).expand_as(man))
+        return ce, man, self._backward(saved, dce, zeta.to(torch.float32).expand_as(man))
 
     def logits(self, W: Tensor, x: Tensor) -> Tensor:
         """The outputs [S, B, K] of S models on their images, without a gradient."""
@@ -128,13 +128,13 @@ class StackedConvNet:
         return self._forward(W, self.images(x), y, self._share(y, None))[2].inputs[-1]
 
     def _share(self, y: Tensor, weight: Tensor | None) -> Tensor:
-        """Each sample's part of its client's batch mean, [S, B]."""
+        """Each sample's weight in its client's batch mean, [S, B]."""
         if weight is None:
             return torch.full(y.shape, 1.0 / y.shape[1], device=y.device)
         return weight / weight.sum(1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
 
     def _rows(self, flat: Tensor, name: str) -> Tensor:
-        """The rows of parameters (or gradients) from parameter `name` on."""
+        """The rows of parameters (or gradients), starting at parameter `name`."""
         return flat[:, self.offsets[name] :]
 
     def _norm(self, flat: Tensor, i: int) -> tuple[Tensor, Tensor] | None:
@@ -151,90 +151,91 @@ class StackedConvNet:
         return self.channels if i == 0 else self.stages[i].channels
 
     def _parts(self, batch: int) -> tuple[int, ...]:
-        """How many partial MAN sums each layer writes for a client."""
+        """How many partial MAN sums each layer writes per client."""
         convs = [activation.parts(stage, batch) for stage in self.stages]
-        convs[0] = first.parts(self.stages[0], batch, self.precision)
+        convs[0] = first_stage.parts(self.stages[0], batch, self.precision)
         return (*convs, *(linear.blocks(batch, n) for n in self.widths))
 
-    def _forward(self, W: Tensor, images: Images, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Kept]:
+    def _forward(self, W: Tensor, images: Images, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Saved]:
         """Losses, and what the backward pass needs."""
         W, y = W.detach().contiguous(), y.contiguous()
         parts = self._parts(y.shape[1])
         partial = share.new_empty(len(W), self.layers, max(parts))
-        kept = _Kept(W, y, share, images.grams, [], [])
+        saved = _Saved(W, y, share, images.grams, [], [])
         a = images.x
         for i in range(len(self.stages)):
-            a = self._stage_forward(i, a, kept, partial[:, i])
+            a = self._stage_forward(i, a, saved, partial[:, i])
         for i, width in enumerate(self.widths):
-            kept.inputs.append(a)
+            saved.inputs.append(a)
             rows, man = self._rows(W, f"linears.{i}.weight"), partial[:, len(self.stages) + i]
             a = linear.forward(a, rows, width, i < len(self.widths) - 1, share, man, self.precision)
-        kept.inputs.append(a)
+        saved.inputs.append(a)
         ce, man = head.forward(a, y, share, partial, parts)
-        for layer in self.varied:
-            man[:, layer] += kept.inputs[layer - len(self.stages) + 1].float().var(1).mean(1)
-        return ce, man, kept
+        for layer in self.variance_of:
+            man[:, layer] += saved.inputs[layer - len(self.stages) + 1].float().var(1).mean(1)
+        return ce, man, saved
 
-    def _stage_forward(self, i: int, x: Tensor, kept: _Kept, man: Tensor) -> Tensor:
+    def _stage_forward(self, i: int, x: Tensor, saved: _Saved, man: Tensor) -> Tensor:
         """The pooled output of stage i."""
-        stage, share, precision = self.stages[i], kept.share, self.precision
-        norm, strides = self._norm(kept.W, i), self._strides(i)
+        stage, share, precision = self.stages[i], saved.share, self.precision
+        norm, strides = self._norm(saved.W, i), self._strides(i)
         x = x.view(*share.shape, stage.height, stage.width, stage.channels)
-        w = conv.pack(self._rows(kept.W, f"convs.{i}.weight"), stage, self._input_channels(i), precision)
+        w = conv.pack(self._rows(saved.W, f"convs.{i}.weight"), stage, self._input_channels(i), precision)
         z = stats = None
         if i == 0:
             if norm:
-                stats = gram.statistics(stage, w, norm, kept.grams)
-            pooled, place = first.forward(stage, x, w, share, stats, man, strides, precision)
+                stats = gram.statistics(stage, w, norm, saved.grams)
+            pooled, place = first_stage.forward(stage, x, w, share, stats, man, strides, precision)
         else:
-            z = conv.forward(stage, x, w, self._rows(kept.W, f"convs.{i}.bias"), precision)
+            z = conv.forward(stage, x, w, self._rows(saved.W, f"convs.{i}.bias"), precision)
             pooled, place, stats = activation.forward(stage, z, norm, share, man, strides)
-        kept.stages.append((x, w, z, pooled, place, stats))
+        saved.stages.append((x, w, z, pooled, place, stats))
         return pooled
 
-    def _backward(self, kept: _Kept, dce: Tensor, dman: Tensor) -> Tensor:
-        """The gradient [S, P] for gradients dce [S] and dman [S, L]; each layer writes its own place in it."""
-        W, share, precision, convs = kept.W, kept.share, self.precision, len(self.stages)
-        dW, aside = torch.empty_like(W), Aside(W.device)
-        d = head.backward(kept.inputs[-1], kept.y, share, dce, dman[:, -1], self.dtype)
+    def _backward(self, saved: _Saved, dce: Tensor, dman: Tensor) -> Tensor:
+        """The gradient [S, P] for gradients dce [S] and dman [S, L]; each layer writes its own columns."""
+        W, share, precision, convs = saved.W, saved.share, self.precision, len(self.stages)
+        dW, side = torch.empty_like(W), SideStream(W.device)
+        d = head.backward(saved.inputs[-1], saved.y, share, dce, dman[:, -1], self.dtype)
         for i in reversed(range(len(self.widths))):
-            name, a = f"linears.{i}.weight", kept.inputs[i]
-            with aside.work(d):
+            name, a = f"linears.{i}.weight", saved.inputs[i]
+            with side.work(d):
                 linear.weight_gradient(d, a, self._rows(dW, name), precision)
             term = dman[:, convs + i - 1] if i else None
             d = linear.input_gradient(d, self._rows(W, name), a, term, share, precision)
-            if convs + i - 1 in self.varied:
+            if convs + i - 1 in self.variance_of:
                 d += _variance_gradient(a, dman[:, convs + i - 1])
         for i in reversed(range(convs)):
-            d = self._stage_backward(i, d, kept, dman[:, i], dW, aside)
-        aside.join()
+            d = self._stage_backward(i, d, saved, dman[:, i], dW, side)
+        side.join()
         return dW
 
-    def _stage_backward(self, i: int, d: Tensor, kept: _Kept, dman: Tensor, dW: Tensor, aside: Aside) -> Tensor:
-        """From the gradient d of the pooled output to that of the input (for i > 0) and of the stage's parameters."""
-        stage, share, precision = self.stages[i], kept.share, self.precision
-        norm, strides, rows = self._norm(kept.W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
-        x, w, z, pooled, place, stats = kept.stages[i]
+    def _stage_backward(self, i: int, d: Tensor, saved: _Saved, dman: Tensor, dW: Tensor, side: SideStream) -> Tensor:
+        """Write the gradient of the stage's parameters and return that of its input (for i > 0), given that of its
+        pooled output, d."""
+        stage, share, precision = self.stages[i], saved.share, self.precision
+        norm, strides, rows = self._norm(saved.W, i), self._strides(i), self._rows(dW, f"convs.{i}.weight")
+        x, w, z, pooled, place, stats = saved.stages[i]
         if i == 0:
-            part = first.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
+            part = first_stage.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
-                part, npart = gram.gradient(stage, w, norm, stats, kept.grams, part, precision)
+                part, npart = gram.gradient(stage, w, norm, stats, saved.grams, part, precision)
             conv.unpack(part, rows, stage, self.channels)
         else:
             d, bpart, npart = activation.backward(stage, z, norm, share, pooled, d, place, stats, dman, strides)
-            with aside.work(d, bpart):
+            with side.work(d, bpart):
                 torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
                 conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage, stage.channels)
             d = conv.input_gradient(stage, d, w, precision)
         if norm:
-            with aside.work(npart):
+            with side.work(npart):
                 torch.sum(npart.flatten(2), 1, out=self._rows(dW, f"norms.{i}.weight")[:, : 2 * stage.out])
         return d
 
 
 def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
-    """What the mean over features of Var_b(a), a = relu(z) [S, B, n], adds to dF/dz: 2·dman/(n·(B − 1))·(a − mean_b a)
-    where a > 0."""
+    """The gradient with respect to z of dman times the mean over features of Var_b(a), a = relu(z) [S, B, n]:
+    2·dman/(n·(B − 1))·(a − mean_b a) where a > 0."""
     _, batch, n = a.shape
     v = a.float()
     d = (2.0 / (n * (batch - 1)) * dman)[:, None, None] * (v - v.mean(1, keepdim=True))
@@ -242,16 +243,15 @@ def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
 
 
 @dataclass
-class _Kept:
-    """Parameters, labels, shares and Gram matrices; the inputs of the linear layers and the logits; what each stage
-    keeps."""
+class _Saved:
+    """What the backward pass needs of the forward pass."""
 
     W: Tensor
     y: Tensor
     share: Tensor
     grams: Any
-    inputs: list[Tensor]
-    stages: list[Any]
+    inputs: list[Tensor]  # of the linear layers, and the logits
+    stages: list[Any]  # of each stage: input, packed weights, map (None: recomputed), pooled map, places, statistics
 
 
 class _Losses(torch.autograd.Function):
@@ -259,11 +259,11 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, x: Images, y: Tensor, share: Tensor, net: StackedConvNet) -> tuple[Tensor, Tensor]:
-        ce, man, ctx.kept = net._forward(W, x, y, share)
+        ce, man, ctx.saved = net._forward(W, x, y, share)
         ctx.net = net
         return ce, man
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dce: Tensor, dman: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.net._backward(ctx.kept, dce, dman), None, None, None, None
+        return ctx.net._backward(ctx.saved, dce, dman), None, None, None, None

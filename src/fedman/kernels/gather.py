@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedman.data.augment import PAD
-from fedman.kernels.first import padded_channels
+from fedman.kernels.first_stage import padded_channels
 
 
 @triton.jit(do_not_specialize=["S"])  # else compiled again for numbers of clients that 16 divides
@@ -57,14 +56,15 @@ def gather(
     window: Tensor,
     step: Tensor,
     affine: tuple[Tensor, Tensor],
-    augment: bool,
+    margin: int | None,
     padding: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Step number `step` [1] of a plan: images as `fedman.kernels.first.prepare` makes them, and labels [S, B].
+    """Step number `step` [1] of a plan: images as `fedman.kernels.first_stage.prepare` makes them, and labels [S, B].
 
     data uint8 [n, H, W, C]; labels [n]; index [S, N] where each client's samples are; sample [S, K, B];
-    window [3, S, K, B]; normalised as x·scale − shift with `affine` = (scale [C], shift [C]).
+    window [3, S, K, B]; normalised as x·scale − shift with `affine` = (scale [C], shift [C]). `margin` is the zero
+    padding that windows may reach into; None: images are not augmented.
     """
     clients, steps, batch = sample.shape
     height, width, channels = data.shape[1:]
@@ -74,6 +74,7 @@ def gather(
     block = 256
     _gather[(triton.cdiv(tall * wide, block), clients * batch)](
         data, labels, index, sample, window, step, *affine, x, y, clients, steps, index.shape[1],
-        B=batch, H=height, W=width, C=channels, CP=held, CROP=augment, MARGIN=PAD, PADDING=padding, BLOCK=block,
+        B=batch, H=height, W=width, C=channels, CP=held, CROP=margin is not None, MARGIN=margin or 0,
+        PADDING=padding, BLOCK=block,
     )  # fmt: skip
     return x, y

@@ -2,10 +2,10 @@
 
 The map z = pᵀw is linear in the patch p under the kernel, so sums over a sample's map follow from sums over its
 patches. With the Gram matrix A = Σ p·pᵀ, and e picking the ones among the inputs: Σ z² = wᵀAw and Σ z = wᵀAe. In
-the backward pass, with U = Σ p·dy from `first.backward`: Σ dy = eᵀU (that is dβ) and Σ dy·z = wᵀU, and where
+the backward pass, with U = Σ p·dy from `first_stage.backward`: Σ dy = eᵀU (that is dβ) and Σ dy·z = wᵀU, and where
 dz = α·dy − β − γ·z, the weight gradient Σ p·dz is α·U − β·Ae − γ·Aw. So either pass computes the map once.
 
-A patch serves a pair of outputs, left and right, with weights of their own (`first`); sums run over both.
+A patch belongs to a pair of outputs, left and right, each with its own weights (`first_stage`); sums run over both.
 """
 
 # mypy: allow-untyped-defs
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedman.kernels.first import constants, pair_weights, patches
+from fedman.kernels.first_stage import constants, pair_weights, patches
 from fedman.kernels.stage import Launch, Stage
 from fedman.kernels.tiles import dot, group_sum, moments
 
@@ -120,12 +120,12 @@ GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 4, "num_stages": 2}
 
 
 def _channels(stage: Stage, options: Launch) -> int:
-    """Channels a program: about as many as in the options, but whole groups."""
+    """Channels per program: about as many as in the options, but whole groups."""
     return min(stage.out, max(options["BO"], stage.out // stage.groups))
 
 
 def matrices(stage: Stage, x: Tensor, depth: int, precision: str, options: Launch = MATRICES) -> Tensor:
-    """The Gram matrices [S, B, KP, KP] of the images' patches, `depth` = KP numbers each. Weights do not matter."""
+    """The Gram matrices [S, B, KP, KP] of the images' patches, `depth` = KP numbers each. They need no weights."""
     clients, batch = x.shape[:2]
     grams = x.new_empty(clients, batch, depth, depth, dtype=torch.float32)
     shape = {key: value for key, value in constants(stage).items() if key != "O"}
@@ -158,7 +158,7 @@ def gradient(
     """Partial gradients for the map [S, 2·chunks, O, KP], from those for the normalised map, and of γ and β
     [S, chunks, 2, O].
 
-    About `PROGRAMS` programs (800 are six for each multiprocessor of an H200) share samples and channels.
+    Samples and channels are split over about `PROGRAMS` programs (800: six per multiprocessor of an H200).
     """
     clients, batch = stats.shape[:2]
     tile = {key: value for key, value in options.items() if key != "PROGRAMS"} | {"BO": _channels(stage, options)}

@@ -1,4 +1,4 @@
-"""Cross-entropy of the logits and the sums of MAN's partial results: the two outputs of the stacked model."""
+"""The outputs of the stacked model: cross-entropy of the logits, and MAN terms summed from their partial sums."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _forward(
 def forward(logits: Tensor, y: Tensor, share: Tensor, partial: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Cross-entropy [S] = Σ_b share·(−log softmax(logits)[y]), and MAN terms [S, L].
 
-    Row (s, l) of `partial` [S, L, T] holds `parts[l]` partial sums; the rest was never written.
+    Row (s, l) of `partial` [S, L, T] holds `parts[l]` partial sums; the rest is uninitialised.
     """
     clients, batch, classes = logits.shape
     _, layers, width = partial.shape

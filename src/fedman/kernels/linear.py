@@ -1,7 +1,7 @@
 """Stacked linear layers: forward with bias, ReLU and MAN; input gradient through the ReLU; weight gradient.
 
-The layers of these models are bound by reading S weight matrices: the kernels read them once, in fp32, from the
-flat parameters, and round in registers. Weight gradients are written straight into the flat gradient.
+The time of these layers is that of reading S weight matrices: the kernels read them once, in fp32, from the flat
+parameters, and round in registers. Weight gradients are written directly into the flat gradient.
 """
 
 # mypy: allow-untyped-defs
@@ -100,14 +100,14 @@ WEIGHT: Launch = {"BM": 64, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 1
 def _split(rows: Tensor, n: int, i: int) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Weight and bias inside rows of parameters, and the constants of a layer from i to n features.
 
-    ALIGN tells the compiler how far row starts are aligned (in floats), so that it can load vectors.
+    ALIGN tells the compiler the alignment of row starts (in floats), so that it can load vectors.
     """
     constants = {"I": i, "N": n, "ALIGN": math.gcd(rows.stride(0), 4)}
     return rows, rows[:, n * i :], constants
 
 
 def blocks(batch: int, n: int, options: Launch = FORWARD) -> int:
-    """Partial MAN sums a client that `forward` writes."""
+    """How many partial MAN sums `forward` writes per client."""
     return triton.cdiv(n, options["BN"]) * triton.cdiv(batch, options["BM"])
 
 
@@ -152,7 +152,7 @@ def input_gradient(
 
 
 def weight_gradient(dz: Tensor, x: Tensor, rows: Tensor, precision: str, options: Launch = WEIGHT) -> None:
-    """dF/dweight and dF/dbias into `rows`, the layer's place in the flat gradient."""
+    """Write dF/dweight and dF/dbias to `rows`, the layer's columns of the flat gradient."""
     clients, batch, n = dz.shape
     i = x.shape[-1]
     dw, db, constants = _split(rows, n, i)

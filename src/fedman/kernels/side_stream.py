@@ -1,4 +1,4 @@
-"""A second CUDA stream for kernels that nothing on the main chain waits for."""
+"""A second CUDA stream, for kernels whose results are not needed until the end of the backward pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 
-class Aside:
-    """Runs work beside the current stream, after all that was issued there before; `join` waits for it.
+class SideStream:
+    """Runs work concurrently with the current stream, after all that was issued there before; `join` waits for it.
 
-    Memory freed on the current stream may be reused there at once, so what the work reads is held until `join`.
-    Forks and joins are captured in a CUDA graph. Without CUDA the work simply runs.
+    Memory freed on the current stream may be reused there at once, so the tensors that the work reads are referenced
+    until `join`. Forks and joins can be captured in a CUDA graph. Without CUDA the work runs in order.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = _second(device) if device.type == "cuda" else None
+        self.stream = _stream(device) if device.type == "cuda" else None
         self.held: list[Any] = []
 
     @contextmanager
@@ -38,6 +38,6 @@ class Aside:
 
 
 @cache
-def _second(device: torch.device) -> torch.cuda.Stream:
-    """One for all: what is freed on a stream serves that stream alone."""
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream per device: memory freed on a stream is reused by that stream only."""
     return torch.cuda.Stream(device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 STORAGE = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
-"""Precision of products (accumulated in fp32) to the type in which activations and operands are held."""
+"""Precision of products (accumulated in fp32) to the type in which activations and operands are stored."""
 
 Launch = dict[str, Any]
 """Tile sizes and compiler options of one launch: BM, CHUNK, num_warps, num_stages, ..."""
@@ -16,7 +16,7 @@ Launch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """Input images [H, W, C] as held in memory, `out` channels, kernel size, padding, groups (0: no norm)."""
+    """Input images [H, W, C] as stored, `out` channels, kernel size, padding, groups (0: no norm)."""
 
     height: int
     width: int

@@ -1,6 +1,6 @@
-"""The two passes of `fedman.penalties.autograd.tap` on a GPU: sums of squares by row; the gradient of ReLU and tap.
+"""Measuring an activation on a GPU: sums of squares by row, and their gradient together with that of ReLU.
 
-Tensors are seen as rows of n entries in the order of memory, whatever the layout inside a row.
+Tensors are treated as rows of n entries in memory order, whatever the layout inside a row.
 """
 
 # mypy: allow-untyped-defs
@@ -59,7 +59,7 @@ def squares(a: Tensor, keep: int, total: int) -> Tensor:
 
 
 def gradient(grad_a: Tensor | None, a: Tensor, grad_s: Tensor, total: int, relu: bool) -> Tensor:
-    """[a > 0]·grad_a + (2/total)·grad_s·a; without the bracket if not `relu`. `grad_a` lies in memory as `a` does."""
+    """[a > 0]·grad_a + (2/total)·grad_s·a; without the bracket if not `relu`. `grad_a` has the layout of `a`."""
     grad_s = grad_s.reshape(-1)
     out = torch.empty_like(a)
     rows, n = grad_s.numel(), a.numel() // grad_s.numel()

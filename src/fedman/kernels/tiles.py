@@ -1,4 +1,4 @@
-"""What the kernels share: products in the chosen precision, ReLU, pool windows, GroupNorm statistics.
+"""Functions that several kernels use: products in a given precision, ReLU, pool windows, GroupNorm statistics.
 
 Shapes: a stage maps images [S, B, H, W, C] (channels last) to a map [S, B, OH, OW, O] and pools it. A tile is
 `BM` 2×2 windows by all O channels; the windows of one client are numbered n = (b, window row, window column).
@@ -34,7 +34,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def relu(z):
-    """max(z, 0) that keeps NaN: a diverged client must show in its loss."""
+    """max(z, 0) that propagates NaN, so that a diverged client shows in its loss."""
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -50,7 +50,7 @@ def window(n, WH: tl.constexpr, WW: tl.constexpr):
 def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr):  # noqa: E741
     """Offsets [BM, O] of the pooled values of windows n in one client's tensor, and which windows have one."""
     PIXELS: tl.constexpr = (OH // 2) * (OW // 2)
-    if OH % 2 == 0 and OW % 2 == 0:  # pixels are numbered as windows are, which the compiler can see
+    if OH % 2 == 0 and OW % 2 == 0:  # pixels are numbered like windows, which the compiler can use
         b = (n.to(tl.uint32) // PIXELS).to(tl.int32)
         pixel = n - b * PIXELS
         complete = tl.full(n.shape, 1, tl.int1)
@@ -65,16 +65,15 @@ def pooled_at(n, c, stride_px, stride_c, OH: tl.constexpr, OW: tl.constexpr, O: 
 def marked(a, mark):
     """Values a ≥ 0 as int32, their last two bits replaced by `mark`.
 
-    Floats ≥ 0 order like their bits, and NaN comes last, so that one maximum keeps value and place: the mark is 3 − q
-    for position q of a window. Of equal values the first wins, as in PyTorch (flat patches of an image give equal
-    values).
+    Floats ≥ 0 are ordered like their bits, with NaN last, so one maximum yields value and place: the mark is 3 − q for
+    position q of a window. Of equal values the first wins, as in PyTorch (flat patches of an image give equal values).
     """
     return (a.to(tl.int32, bitcast=True) & -4) | mark
 
 
 @triton.jit
 def pooled_value(best):
-    """The maximum itself."""
+    """The maximum of a window."""
     return (best & -4).to(tl.float32, bitcast=True)
 
 
@@ -113,9 +112,9 @@ def incoming(
     grad, arg, share, strength, n, end, c, stride_px, stride_c,
     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,  # noqa: E741
 ):  # fmt: skip
-    """What the backward pass knows of windows n: pooled gradient with place [BM, BO], and MAN's 2ζ·share/n [BM].
+    """Inputs of the backward pass for windows n: pooled gradient with place [BM, BO], and MAN's 2ζ·share/n [BM].
 
-    The place of the maximum is put into the last two bits of the gradient, to save registers.
+    The place of the maximum is stored in the last two bits of the gradient, to save registers.
     """
     inside = n < end
     at, complete = pooled_at(n, c, stride_px, stride_c, OH, OW, O)
@@ -128,16 +127,16 @@ def incoming(
 
 @triton.jit
 def apart(g, bit: tl.constexpr):
-    """Gradients with places, taken apart by a bit of their places: those with 0 there, those with 1 (the rest zero)."""
+    """Split gradients with places by one bit of the place: those with 0 there, those with 1 (elsewhere zero)."""
     zero = tl.where((g & (1 << bit)) == 0, g, 0)
-    # exact, since `zero` is g or 0; a subtraction leaves the integer units, the narrower ones, to the rest
+    # Exact, since `zero` is g or 0. A float subtraction, because the integer units are the bottleneck.
     one = g.to(tl.float32, bitcast=True) - zero.to(tl.float32, bitcast=True)
     return zero, one.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def quarters(g):
-    """The same for the four positions of a window."""
+    """Split gradients with places into those of the four positions of a window."""
     top, bottom = apart(g, 1)
     return apart(top, 0) + apart(bottom, 0)
 

@@ -1,8 +1,8 @@
-"""The steps of S clients' flat parameters, down and up the gradient, each in two passes over memory.
+"""Descent and ascent steps of S clients' flat parameters, each in two passes over memory.
 
 `clip_update`: w ← w − η·(g·min(1, C/(‖g‖ + 1e-6)) + λ·w). `climb`: w + ρ·T²s/(‖Ts‖ + ε). Norms are taken over each row.
-The first pass writes partial sums of squares; the second adds them in a fixed order, so the same bits come out on every
-run.
+The first pass writes partial sums of squares; the second adds them in a fixed order, so results are the same to the bit
+on every run.
 """
 
 # mypy: allow-untyped-defs
@@ -30,7 +30,7 @@ def _squares(g, part, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _of_row(value, s, stride, ROWS: tl.constexpr):
-    """Row s's own value, or the number that serves all."""
+    """The value of row s, or the one for all rows."""
     if ROWS:
         return tl.load(value + s * stride)
     else:
@@ -58,7 +58,7 @@ def _update(
 
 @triton.jit
 def _scale(v, is_weight, i, eta, P: tl.constexpr, ADAPT: tl.constexpr):
-    """T: |w| + η for weights and 1 for biases, or 1 throughout."""
+    """T: |w| + η for weights and 1 for biases; 1 for both if not ADAPT."""
     if ADAPT:
         return tl.where(tl.load(is_weight + i, mask=i < P, other=0) != 0, tl.abs(v) + eta, 1.0)
     else:
@@ -104,8 +104,8 @@ def clip_update(
 ) -> Tensor:  # fmt: skip
     """`w − lr·(g·min(1, clip/(‖g‖ + 1e-6)) + (decay + extra)·w)` for rows of fp32 `w` and `g` [S, P].
 
-    `lr` is a tensor on the device, of one value or of one a row; so is `extra`, where it is no number. `out` may
-    be `w`.
+    `lr` is a tensor on the device, with one value or one per row; `extra` is such a tensor or a number. `out` may be
+    `w`.
     """
     w, g = w.contiguous(), g.contiguous()
     clients, size = w.shape
@@ -127,7 +127,7 @@ def climb(
 ) -> Tensor:  # fmt: skip
     """`w + ρ·T²s/(‖Ts‖ + ε)` for rows of fp32 `w` and `s` [S, P]; T is |w| + η where `is_weight` [P], else 1.
 
-    With `eta` None T is 1 throughout. `rho` and `eta` are numbers, or tensors on the device of one value a row.
+    With `eta` None T is 1. `rho` and `eta` are numbers, or tensors on the device with one value per row.
     """
     w, s = w.contiguous(), s.contiguous()
     clients, size = w.shape
@@ -146,5 +146,5 @@ def climb(
 
 
 def _stride(v: Tensor | float) -> int:
-    """Of the rows' own values; 0 where one value serves all."""
+    """The stride of one value per row; 0 for a value shared by all rows."""
     return v.stride(0) if isinstance(v, Tensor) and v.numel() > 1 else 0

@@ -1,68 +1,57 @@
-"""The paper's settings by name, and the hyper-parameters it uses in each (protocol §4)."""
+"""The paper's settings and sweeps by name, with the hyper-parameters it uses in each.
+
+Whatever a preset does not set is the library's default, which is the paper's value.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-_PAPER: dict[str, Any] = {
-    "clients": 100,
-    "participation": 0.1,
-    "cohort": "bernoulli",
-    "rounds": 500,
-    "epochs": 5,
-    "batch_size": 50,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "weight_decay": 1e-3,
-    "clip": 10.0,
-}
+from fedman.config import Config, Hyper, Preset
+from fedman.errors import UserError, nearest
+from fedman.runs.grid import Grid, Sweep
 
 ZETA = {"cifar10": 0.15, "cifar100": 0.15, "tiny-imagenet": 0.10}
 """The paper's ζ. A preset switches MAN on with it; zeta=0 gives the plain algorithm."""
 
-PRESETS: dict[str, dict[str, Any]] = {
-    f"{dataset}-{partition}": {**_PAPER, "dataset": dataset, "partition": partition, "zeta": zeta}
-    for dataset, zeta in ZETA.items()
-    for partition in ("dir0.3", "dir0.6", "iid")
-}
-PRESETS["digits"] = {
-    "dataset": "digits",
-    "partition": "dir0.3",
-    "clients": 20,
-    "participation": 0.25,
-    "rounds": 100,
-    "epochs": 5,
-    "batch_size": 10,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "zeta": 0.05,
-}
+PARTITIONS = ("dir0.3", "dir0.6", "iid")
 
 METHODS = ("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed")
 """The algorithms of the paper's tables, each with and without MAN."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Runs over all combinations of the values of `axes`, on top of the preset `base`."""
+def paper_hyperparameters(config: Config) -> Hyper:
+    """Hyper-parameters that the paper (or its authors' code, where the paper is silent) changes from their defaults."""
+    iid, tiny, man = config.partition == "iid", config.dataset == "tiny-imagenet", config.zeta > 0
+    if config.algorithm == "fedspeed" and iid:
+        return {"rho": 0.01}
+    if config.algorithm == "fedsam" and iid and tiny:
+        return {"rho": 0.01 if man else 0.03}
+    if config.algorithm == "fedasam" and iid and (tiny or man):
+        return {"rho": 0.1}
+    return {}
 
-    base: str
-    axes: dict[str, tuple[str, ...]]
+
+PRESETS: dict[str, Preset] = {
+    f"{dataset}-{partition}": Preset({"dataset": dataset, "partition": partition, "zeta": zeta}, paper_hyperparameters)
+    for dataset, zeta in ZETA.items()
+    for partition in PARTITIONS
+}
+PRESETS["digits"] = Preset(
+    {"dataset": "digits", "clients": 20, "participation": 0.25, "rounds": 100, "batch_size": 10, "zeta": 0.05},
+    paper_hyperparameters,
+)
 
 
 def _grid(dataset: str, algorithms: tuple[str, ...], zetas: tuple[float, ...], **axes: tuple[str, ...]) -> Grid:
     shared = {"algorithm": algorithms, "partition": ("dir0.3",), "zeta": tuple(f"{zeta:g}" for zeta in zetas)}
-    return Grid(f"{dataset}-dir0.3", {**shared, "seed": ("0",), **axes})
+    return Grid(PRESETS[f"{dataset}-dir0.3"], {**shared, "seed": ("0",), **axes})
 
 
 def _table(dataset: str) -> Grid:
     """A table of the paper: 12 methods, 3 partitions, 3 seeds."""
-    partitions = ("dir0.3", "dir0.6", "iid")
-    return _grid(dataset, METHODS, (0, ZETA[dataset]), partition=partitions, seed=("0", "1", "2"))
+    return _grid(dataset, METHODS, (0, ZETA[dataset]), partition=PARTITIONS, seed=("0", "1", "2"))
 
 
-SWEEPS: dict[str, tuple[Grid, ...]] = {
+_SWEEPS: dict[str, tuple[Grid, ...]] = {
     "paper-cifar100": (_table("cifar100"),),
     "paper-tiny-imagenet": (_table("tiny-imagenet"),),
     "paper-cifar10": (_table("cifar10"),),
@@ -86,16 +75,25 @@ SWEEPS: dict[str, tuple[Grid, ...]] = {
         _grid("tiny-imagenet", ("fedspeed",), (0.1,), partition=("dir0.6",), rho=("0.01",)),
     ),
 }  # fmt: skip
+
+SWEEPS = {name: Sweep(name, grids) for name, grids in _SWEEPS.items()}
 """The paper's tables and figures, and the readings on which paper and code disagree (docs/paper.md)."""
 
 
-def paper_hyperparameters(algorithm: str, dataset: str, partition: str, man: bool) -> dict[str, float]:
-    """What the paper (or its authors' code, where the paper is silent) sets apart from an algorithm's defaults."""
-    iid, tiny = partition == "iid", dataset == "tiny-imagenet"
-    if algorithm == "fedspeed" and iid:
-        return {"rho": 0.01}
-    if algorithm == "fedsam" and iid and tiny:
-        return {"rho": 0.01 if man else 0.03}
-    if algorithm == "fedasam" and iid and (tiny or man):
-        return {"rho": 0.1}
-    return {}
+def find_preset(name: str | None) -> Preset | None:
+    """The preset `name`; None if no preset is asked for."""
+    if name is None:
+        return None
+    if name in SWEEPS:
+        raise UserError(f"preset: {name!r} is a sweep of many runs; use fedman sweep --preset {name}")
+    if name not in PRESETS:
+        raise UserError(f"preset: no preset named {name!r}{nearest(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def find_sweep(name: str | None) -> Preset | Sweep | None:
+    """What a sweep starts from: a preset, a sweep of the paper, or nothing."""
+    found: dict[str, Preset | Sweep] = {**PRESETS, **SWEEPS}
+    if name is not None and name not in found:
+        raise UserError(f"preset: no preset named {name!r}{nearest(name, found)}")
+    return found[name] if name is not None else None

@@ -47,9 +47,14 @@ def sharpness(dataset: str, partition: str, algorithm: str, man: bool) -> Sharpn
     return Sharpness(top, trace, cell.get("doubt", ""))
 
 
+def tables() -> list[str]:
+    """The data sets for which the paper has an accuracy table, in its order."""
+    return list(_printed()["accuracy"])
+
+
 def covers(dataset: str) -> bool:
-    """Whether the paper has a table for this data set."""
-    return dataset in _printed()["accuracy"]
+    """Whether the paper has an accuracy table for this data set."""
+    return dataset in tables()
 
 
 def title(dataset: str) -> str:

@@ -1,11 +1,11 @@
-"""A tap on one activation: it goes on as it is, and each sample's share of its mean of squares comes out beside it.
+"""A tap: the identity on an activation, with each sample's share of its mean of squares as a second output.
 
-    s_b  = ‖a_b‖²/N                       one reading pass, no temporary; N entries in all: Σ_b s_b = mean of a²
-    ∂/∂a = g_a + (2/N)·g_s·a              one pass together with g_a, the gradient from the layers above
-    ∂/∂z = [a > 0]·g_a + (2/N)·g_s·a      where a = relu(z): the tap takes ReLU's place on the way back
+    s_b  = ‖a_b‖²/N                       reads a once, no temporary; N entries in all: Σ_b s_b = mean of a²
+    ∂/∂a = g_a + (2/N)·g_s·a              one pass; g_a is the gradient from the layers above
+    ∂/∂z = [a > 0]·g_a + (2/N)·g_s·a      where a = relu(z): replaces ReLU's own backward pass
 
-The coefficient stays a tensor: no host synchronisation, and a CUDA graph can capture it. `benchmarks/man_cost.py`
-measures this against `a.square().mean()`.
+The coefficient g_s stays a tensor, so there is no host synchronisation and a CUDA graph can capture the tap.
+`benchmarks/man_cost.py` compares its cost with that of `a.square().mean()`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HALF = (torch.float16, torch.bfloat16)
 def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
     """(a, s [B]) of an activation a [B, ...]; z is what it was computed from, where that is known.
 
-    Half precision is summed in float32. Right under autograd of any order, forward mode, vmap and torch.compile.
+    Half precision is summed in float32. Works under autograd of any order, forward mode, vmap and torch.compile.
     """
-    if torch.compiler.is_compiling():  # fuses the plain formula by itself
+    if torch.compiler.is_compiling():  # the compiler fuses the plain formula
         rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
         return a, rows.square().sum(-1) / a.numel()
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return ActivationTap.apply(a, None, keep, entries)
-    apply = super(torch.autograd.Function, ActivationTap).apply  # Function.apply studies the signature: 30 µs a call
-    if isinstance(z, Tensor) and _is_relu(a, z) and forward_ad._current_level < 0:
+    apply = super(torch.autograd.Function, ActivationTap).apply  # Function.apply inspects the signature: 30 µs a call
+    if isinstance(z, Tensor) and _is_relu(a, z) and forward_ad.unpack_dual(z).tangent is None:
         return apply(z, a.detach(), keep, entries)
     return apply(a, None, keep, entries)
 
@@ -42,13 +42,13 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
 class ActivationTap(torch.autograd.Function):
     """(a, None, k, N) ↦ (a, s) or (z, relu(z), k, N) ↦ (relu(z), s); s is over all dimensions but the first k.
 
-    The second form is for reverse mode alone: vmap and forward mode use the first.
+    The second form is for reverse mode alone: torch.func and forward mode use the first.
     """
 
     @staticmethod
     def forward(x: Tensor, relu: Tensor | None, keep: int, entries: int) -> tuple[Tensor, Tensor]:
         a = x if relu is None else relu
-        if _serves(a, keep):
+        if _kernels_apply(a, keep):
             from fedman.kernels.tap import squares
 
             return a.view_as(a), squares(a, keep, entries)
@@ -68,8 +68,8 @@ class ActivationTap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_a: Tensor | None, grad_s: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         (a,) = ctx.saved_tensors
-        fresh = not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active())
-        if fresh and grad_s is not None and _serves(a, ctx.keep) and _alike(grad_a, a):
+        fresh = not (torch.is_grad_enabled() or transforms_active())
+        if fresh and grad_s is not None and _kernels_apply(a, ctx.keep) and _same_layout(grad_a, a):
             from fedman.kernels.tap import gradient
 
             return gradient(grad_a, a, grad_s, ctx.entries, ctx.relu), None, None, None
@@ -93,20 +93,25 @@ class ActivationTap(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None, None, None], a: Tensor, relu: None, keep: int, entries: int) -> Any:
-        """A stack of activations is one activation with one more dimension to keep."""
+        """A stack of activations is one activation with one more leading dimension to keep."""
         return ActivationTap.apply(a.movedim(in_dims[0], 0), relu, keep + 1, entries), (0, 0)
 
 
+def transforms_active() -> bool:
+    """Whether this runs under vmap, grad or another transform of torch.func; False while torch.compile traces."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def _is_relu(a: Tensor, z: Tensor) -> bool:
-    """Whether autograd has recorded a = relu(z), nothing done to either since, and nobody awaits a's gradient."""
+    """Whether autograd recorded a = relu(z), neither has changed since, and nothing else uses a's own gradient."""
     node = a.grad_fn
     if node is None or z.grad_fn is None or node.name() != "ReluBackward0" or a._backward_hooks or a.retains_grad:
         return False
     return node.next_functions[0] == (z.grad_fn, z.output_nr)
 
 
-def _serves(a: Tensor, keep: int) -> bool:
-    """Whether the GPU kernels can be used."""
+def _kernels_apply(a: Tensor, keep: int) -> bool:
+    """Whether the GPU kernels can measure `a`."""
     return a.is_cuda and _available(a.device) and _in_rows(a, keep)
 
 
@@ -114,10 +119,10 @@ _available = functools.cache(kernels.available)
 
 
 def _in_rows(a: Tensor, keep: int) -> bool:
-    """Whether the entries of a sample lie together in memory, sample after sample."""
+    """Whether each sample's entries are contiguous in memory, sample after sample."""
     channels_last = keep == 1 and a.ndim == 4 and a.is_contiguous(memory_format=torch.channels_last)
     return a.numel() > 0 and (a.is_contiguous() or channels_last)
 
 
-def _alike(grad: Tensor | None, a: Tensor) -> bool:
+def _same_layout(grad: Tensor | None, a: Tensor) -> bool:
     return grad is None or (grad.stride() == a.stride() and grad.dtype == a.dtype)

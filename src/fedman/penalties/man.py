@@ -1,9 +1,9 @@
-"""MAN: minimise layerwise activation norms. A regulariser for any `nn.Module`.
+"""MAN: minimise layerwise activation norms. A regularisation term for any `nn.Module`.
 
     R = Σ_l 1/(B·n_l) Σ_b ‖a_l,b‖²        l: every nonlinearity's output and the logits; n_l entries a sample
 
-from "Minimizing Layerwise Activation Norm Improves Generalization in Federated Learning" (WACV 2024). A term is
-the second moment of a layer's entries; the loss of a client is L + ζR.
+from "Minimizing Layerwise Activation Norm Improves Generalization in Federated Learning" (WACV 2024). Each term is
+the mean of squares of a layer's entries; a client's loss is L + ζR.
 
     man = ActivationNorm(model)
     loss = cross_entropy(model(x), y) + 0.15 * man()
@@ -14,9 +14,8 @@ This file finds the activations; `fedman.penalties.autograd` measures them.
 from __future__ import annotations
 
 import difflib
-import traceback
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
@@ -25,13 +24,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fedman.errors import UserError
-from fedman.penalties.autograd import tap
+from fedman.penalties.autograd import tap, transforms_active
 
 Measure = Callable[[Tensor], Tensor]
 Layers = str | Iterable[str] | Mapping[str, Measure] | None
@@ -52,33 +50,38 @@ ACTIVATION_FUNCTIONS: dict[Any, str] = {
     for spelling in (name, name + "_")
     if (function := getattr(home, spelling, None)) is not None
 }  # fmt: skip
+CHECKPOINT: CodeType = inspect.unwrap(checkpoint).__code__
 
 
 def mean_square(a: Tensor) -> Tensor:
-    """MAN's own measure of a layer: each sample's mean of squares, [B, ...] to [B]."""
+    """MAN's measure of a layer: each sample's mean of squares, [B, ...] to [B]."""
     return a.square().flatten(1).mean(1)
 
 
 def mean_square_and_variance(a: Tensor) -> Tensor:
-    """The same, and to every sample the (unbiased) variance of a feature over the batch, averaged over features."""
+    """`mean_square`, plus the unbiased variance of a feature over the batch, averaged over features."""
     return mean_square(a) + a.var(0).mean()
+
+
+MEASURES: dict[str, Measure] = {f.__name__: f for f in (mean_square, mean_square_and_variance)}
+"""The measures that a model's registry entry can name."""
 
 
 @dataclass
 class _Pass:
-    """One forward pass of the model: what it has left so far."""
+    """What has been measured so far in one forward pass of the model."""
 
-    grad: bool
+    grad: bool  # whether gradients were enabled when it began
     taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
-    uses: dict[str, int] = field(default_factory=dict)
+    uses: dict[str, int] = field(default_factory=dict)  # by layer
     last: Tensor | None = None  # the activation tapped last
-    depth: int = 1  # calls of the model under way: more than one where it calls itself
-    muted: int = 0  # activation modules under way
+    depth: int = 1  # nested calls of the model: more than one where it calls itself
+    muted: int = 0  # activation modules being called: their functional calls do not count
 
     def tap(self, name: str, out: Any, z: Any = None, measure: Measure | None = None, first: str = "") -> Any:
         """Measure `out`, computed from z, as layer `name` (first use: `name + first`; "" is the model itself).
 
-        Returns what takes its place.
+        Returns the output to pass on.
         """
         leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out)
         i = _position(name, leaves)
@@ -111,7 +114,7 @@ class _Pass:
 
 
 class _FunctionalTaps(TorchFunctionMode):
-    """On while the model runs: calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... are taps too."""
+    """Active while the model runs: taps calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... too."""
 
     def __init__(self, man: ActivationNorm) -> None:
         super().__init__()
@@ -130,15 +133,15 @@ class ActivationNorm:
     pass, in order of use; an iterable of module names taps the outputs of these modules; a mapping from names to
     measures does so with measures other than the mean of squares: functions from an activation [B, ...] to
     values [B]. `output`: whether the model's output (the logits) is a layer too; where the model ends in a tapped
-    layer, that is its output and counts once. Of an output with several tensors the first one counts.
+    layer, that counts once. Of an output with several tensors the first one counts.
 
     Only the latest forward pass counts, and once: `man()` and `man.terms()` consume it. To sum over several
     passes (two views of a batch, accumulation of gradients), call `man()` after each. One model has one
-    ActivationNorm: a new one takes the place of the old. Use a model and its ActivationNorm in one thread at a
+    ActivationNorm: a new one replaces the old. Use a model and its ActivationNorm in one thread at a
     time; copies of the model, each with its own, run side by side.
 
-    Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual;
-    that of a functional call inside the checkpointed part is kept.
+    Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual.
+    Functional activations inside a checkpointed part are refused.
     """
 
     def __init__(self, model: nn.Module, layers: Layers = None, *, output: bool = True) -> None:
@@ -186,11 +189,11 @@ class ActivationNorm:
         self.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles of a model with its hooks: all but what a forward pass left."""
+        """For copies and pickles of a model with its hooks: everything but the state of a forward pass."""
         return {**self.__dict__, "_running": None, "_done": None, "_report": ((), None)}
 
     def _take(self, weight: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
-        """The names of the layers and each sample's share in their terms [L, B]; the pass is let go of."""
+        """The names of the layers and each sample's share in their terms [L, B]. Forgets the pass."""
         done, self._done = self._done, None
         if done is None:
             raise UserError("ActivationNorm: no forward pass to measure; call the model before each man()")
@@ -208,8 +211,7 @@ class ActivationNorm:
         else:
             shares = torch.stack([s.sum(0, keepdim=True) for s in samples])
         names = tuple(done.taps)
-        wrapped = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(shares)
-        self._report = (names, None if wrapped else shares.detach())
+        self._report = (names, None if transforms_active() else shares.detach())
         return names, shares
 
     def _enter(self, model: nn.Module, args: Any) -> None:
@@ -245,35 +247,37 @@ class ActivationNorm:
         return out
 
     def _forget_interrupted(self) -> None:
-        """After Ctrl-C in the model's forward, which no hook hears of: take off the mode that it left on."""
+        """Remove the mode that a forward pass left active when it ended in KeyboardInterrupt, which calls no hooks."""
         if self._functional is not None:
             if torch.overrides._get_current_function_mode() is self._functional:
                 self._functional.__exit__(None, None, None)
             self._functional = _FunctionalTaps(self)
 
     def _mute(self, module: nn.Module, args: Any) -> None:
-        """An activation module's own functional calls are not taps of their own."""
+        """Do not count the functional calls inside an activation module."""
         if self._running is not None and not _recomputing():
             self._running.muted += 1
 
     def _tap_module(self, name: str, measure: Measure | None, module: nn.Module, args: Any, out: Any) -> Any:
         _refuse_replica(module)
         z = args[0] if args else None
-        if _recomputing():  # what the first run saved for the backward pass, this one has to save too
+        if _recomputing():  # checkpointing expects the tensors that the first run saved for the backward pass
             return _Pass(True).tap(name, out, z, measure)
         if self._running is None:
             return None
         if self._functional is not None:
             self._running.muted -= 1
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # the tap's own calls need not go through the mode: 30 µs a layer
             return self._running.tap(name, out, z, measure)
 
     def _tap_function(self, mode: _FunctionalTaps, name: str, out: Tensor, args: tuple[Any, ...]) -> Any:
         current = self._running
         if current is None or current.muted or mode is not self._functional or not out.is_floating_point():
             return out
-        with _outside_checkpoint():
-            return current.tap(name, out, args[0] if args else None, first="#1")
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
+            # Its recomputation in the backward pass saves less than the first run: the mode is off there.
+            raise UserError(f"ActivationNorm: {name} is called as a function in a checkpointed part; use its nn.Module")
+        return current.tap(name, out, args[0] if args else None, first="#1")
 
 
 def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
@@ -295,7 +299,7 @@ def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Meas
 
 
 def _position(name: str, leaves: list[Any]) -> int:
-    """Which leaf of an output is the activation: the only tensor, or the first real one with samples."""
+    """Which leaf of an output is the activation: the first floating-point tensor with samples, or the only tensor."""
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and (leaf.ndim or len(leaves) == 1):
             return i
@@ -308,27 +312,19 @@ def _position(name: str, leaves: list[Any]) -> int:
 
 
 def _frames(code: CodeType) -> Iterator[FrameType]:
-    """The calls of a function that are under way in this thread."""
-    return (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is code)
+    """The active calls of a function in this thread."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame
+        frame = frame.f_back
 
 
 def _recomputing() -> bool:
-    """Whether gradient checkpointing runs a module for the second time, inside the backward pass."""
+    """Whether this is a recomputation of gradient checkpointing, inside the backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _refuse_replica(module: nn.Module) -> None:
     if not torch.compiler.is_compiling() and "_is_replica" in vars(module):
         raise UserError("ActivationNorm: nn.DataParallel hides its replicas' activations; use DistributedDataParallel")
-
-
-def _outside_checkpoint() -> AbstractContextManager[Any]:
-    """Keep what is saved for the backward pass out of the hands of a checkpoint.
-
-    It wants its second run to save the same tensors as the first; but the mode that sees functional calls is off
-    in the backward pass.
-    """
-    hooks = None if torch.compiler.is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is None or hooks[0].__module__ != "torch.utils.checkpoint":
-        return nullcontext()
-    return saved_tensors_hooks(lambda a: a, lambda a: a)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedman.algorithms import ALGORITHMS, hyperparameters
+from fedman.algorithms import ALGORITHMS
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
 from fedman.data import Dataset, partition
@@ -20,8 +20,9 @@ from fedman.execution.choice import choose
 from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
+from fedman.models import man_variant
 from fedman.models.parameters import ParameterLayout, flatten
-from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.penalties.man import MEASURES, Measure
 from fedman.training.batches import Samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
@@ -31,7 +32,7 @@ from fedman.training.settings import Training
 def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
     the algorithm's other numbers (a switch of the algorithm decides the work)."""
-    numbers = [k for k, v in hyperparameters(config.algorithm).items() if not isinstance(v, bool)]
+    numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool)]
     apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
@@ -67,7 +68,12 @@ def build(
     """
     first, where = configs[0], torch.device(device)
     samples = on_device(data, device, data.augment if first.augment is None else first.augment)
-    split = [parts if parts is not None else partition.for_config(config, data) for config in configs]
+    split = [
+        parts
+        if parts is not None
+        else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
+        for c in configs
+    ]
     models = [model if model is not None else initial_model(c.model, data, c.seed) for c in configs]
     layout = ParameterLayout.of(models[0])
     precision = pick_precision(first.precision, device, is_large(layout.size))
@@ -79,7 +85,7 @@ def build(
         precision,
         chunk,
         output=first.man_logits,
-        layers=man_layers(first.man_variant),
+        layers=man_layers(first.model, first.man_variant),
     )
     executor = Executor(execution, where, stopping or threading.Event())
     one_shape = executor.graphs is not None or len(configs) > 1  # a graph and a stack of runs want draws of one shape
@@ -127,9 +133,7 @@ def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
         return build_model(name, data.shape, data.classes)
 
 
-def man_layers(variant: str) -> dict[str, Measure] | None:
-    """None: the paper's formula (all activations). "tiny-code": the term in the authors' Tiny-ImageNet code, which
-    misses the third convolution and adds the batch variance of the second linear layer."""
-    if variant == "formula":
-        return None
-    return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": mean_square_and_variance}
+def man_layers(model: str, variant: str) -> dict[str, Measure] | None:
+    """The layers of a variant of the MAN term, as `ActivationNorm` takes them; None: all activations."""
+    layers = man_variant(model, variant).layers
+    return {name: MEASURES[measure] for name, measure in layers.items()} if layers is not None else None

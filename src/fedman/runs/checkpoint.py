@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedman.errors import UserError
-from fedman.runs.folder import version, write_json, write_whole, writing
+from fedman.runs.atomic import write_json, write_whole, writing
+from fedman.runs.version import version
 from fedman.training.state import RunState
 
 FORMAT = 2

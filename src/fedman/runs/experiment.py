@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedman.backends.base import Backend
@@ -26,34 +24,28 @@ from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
 from fedman.runs.build import Built, build
-from fedman.runs.folder import (
-    LOCAL,
-    RunFolder,
-    finished,
-    read_rounds,
-    refuse_used,
-    to_toml,
-    version,
-    write_json,
-    write_text,
-    write_whole,
-)
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import Divergence, RoundRecord, Summary, decisive
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import log_round, tensorboard
+from fedman.runs.version import version
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.federation import Assignment, Federation
 from fedman.training.round import Schedule
 from fedman.training.state import RunState
 
-Progress = Callable[[dict[str, Any]], object]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+Progress = Callable[[RoundRecord], object]
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished run."""
 
-    summary: dict[str, Any]
-    rounds: list[dict[str, Any]]  # the records, one a round
+    summary: Summary
+    rounds: list[RoundRecord]  # the records, one a round
     models: dict[str, dict[str, Tensor]]  # "all", "sel", "cloud": parameters by name, for load_state_dict
 
     @property
@@ -82,7 +74,7 @@ def run(
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
     if out is not None and not resume:
-        refuse_used(Path(out))
+        RunFolder(out).refuse_used()
     if out is not None and resume and (done := finished_result(config, out)):
         return done
     data = data or load(config.dataset, config.data_dir)
@@ -133,22 +125,22 @@ class Run:
         resume: bool,
         progress: Progress,
         warn: Callable[[str], object],
-        log: Any = None,
+        log: SummaryWriter | None = None,
         stacked: int = 1,
     ) -> None:
         self.config, self.federation, self.built, self.folder = config, federation, built, folder
         self.progress, self.log, self.stacked = progress, log, stacked
         self.flat = config.flat()
-        self.decisive = {k: v for k, v in self.flat.items() if k not in LOCAL}
+        self.decisive = decisive(self.flat)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.state, self.before = state, 0.0
-        self.records: list[dict[str, Any]] = []
+        self.records: list[RoundRecord] = []
         self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
         if folder:
             found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
             self.state, self.before = found or (self.state, 0.0)
-            self.records = folder.cut(self.state.round)
-            write_text(folder.config, to_toml(self.flat))
+            self.records = folder.truncate(self.state.round)
+            folder.write_config(self.flat)
         self.started = self.saved = self.clock = time.perf_counter()
 
     @property
@@ -180,7 +172,7 @@ class Run:
         (outcome, scores), self.pending = self.pending, None
         graded = {name: self.built.evaluator.grade(v.values()) for name, v in scores.items()}
         now = time.perf_counter()
-        record = {
+        values = {
             "round": self.state.round,
             **{name: v for name, v in vars(outcome).items() if name != "transfers"},
             **(vars(outcome.transfers) if outcome.transfers else {}),
@@ -188,6 +180,7 @@ class Run:
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
             "seconds": round((now - self.clock) / self.stacked, 4),
         }
+        record = cast(RoundRecord, values)
         self.clock = now
         self.records.append(record)
         if self.folder:
@@ -208,13 +201,18 @@ class Run:
     def diverged(self, error: Diverged) -> None:
         """Note why there will be no summary."""
         if self.folder:
-            about = {"diverged": str(error), "round": self.state.round + 1, "config": self.flat, "version": version()}
-            write_json(self.folder.diverged, about)
+            about: Divergence = {
+                "diverged": str(error),
+                "round": self.state.round + 1,
+                "config": self.flat,
+                "version": version(),
+            }
+            self.folder.write_ending(about)
 
     def finish(self) -> Result:
         """The summary and the models, written and returned; the checkpoints have served."""
         last = self.records[-1]
-        summary = {
+        summary: Summary = {
             "method": self.config.method,
             "config": self.flat,
             "accuracy": last["accuracy"],
@@ -233,10 +231,8 @@ class Run:
             for name, w in self.federation.models(self.state).items()
         }
         if self.folder:
-            tensors = {f"{name}.{k}": v for name, model in models.items() for k, v in model.items()}
-            write_whole(self.folder.model, lambda path: save_file(tensors, path))
-            write_json(self.folder.summary, summary)
-            shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
+            self.folder.write_models(models)
+            self.folder.write_ending(summary)
         return Result(summary, self.records, models)
 
 
@@ -281,24 +277,16 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
 
 def finished_result(config: Config, out: str | Path) -> Result | None:
     """The result of a run that is done already; None if there is work left. `Diverged` where it ended so."""
-    summary = finished(Path(out), config.flat())
-    if summary is None:
+    folder = RunFolder(out)
+    ending = folder.finished(config.flat())
+    if ending is None:
         return None
-    if "diverged" in summary:
-        raise Diverged(summary["diverged"])
-    return Result(summary, read_rounds(RunFolder(out).rounds), read_models(RunFolder(out).model))
+    if "diverged" in ending:
+        raise Diverged(ending["diverged"])
+    return Result(ending, folder.read_rounds(), folder.read_models())
 
 
-def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The three models of a finished run."""
-    models: dict[str, dict[str, Tensor]] = {}
-    for key, v in load_file(path).items():
-        name, _, parameter = key.partition(".")
-        models.setdefault(name, {})[parameter] = v
-    return models
-
-
-def rounds_to_target(records: list[dict[str, Any]], target: float | None) -> int | None:
+def rounds_to_target(records: list[RoundRecord], target: float | None) -> int | None:
     """The first round (counted from 1) in which `all` reaches the target; None if it never does."""
     if target is None:
         return None

@@ -1,101 +1,48 @@
-"""What a run leaves behind: one JSON line a round, a summary, the models. Written beside their place and renamed."""
+"""The folder of a run: which files there are, how they are written, and how they are read back."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
-from importlib import metadata
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from fedman.errors import UserError
+from fedman.runs.atomic import staged_name, write_json, write_text, write_toml, write_whole, writing
+from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary, decisive, differing, read
 
-LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
-"""Keys that do not decide a run's result."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-@cache
-def version() -> str:
-    """The package's version and a hash of its source, so that a result names the code that made it."""
-    source = hashlib.sha256()
-    root = Path(__file__).parent.parent
-    for path in sorted(root.rglob("*.py")):
-        source.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    try:
-        release = metadata.version("fedman")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        release = "0+source"
-    return f"{release}{'.' if '+' in release else '+'}{source.hexdigest()[:12]}"
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full disk, a folder that is gone or read-only: one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except SafetensorError as error:
-        reason = str(error).removeprefix("Error while serializing: I/O error: ").partition(" (os error")[0]
-        raise UserError(f"{path}: cannot be written: {reason}") from None
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make the file under another name, then put it in place: a reader sees all of it or nothing."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing(path):
-        try:
-            write(staged)
-            with open(staged, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(staged, path)
-        finally:
-            with suppress(OSError):
-                staged.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_whole` for a text."""
-    write_whole(path, lambda staged: staged.write_text(text, encoding="utf-8"))
-
-
-def write_json(path: Path, value: object) -> None:
-    """`write_whole` for JSON."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+CONFIG, ROUNDS, SUMMARY, DIVERGED = "config.toml", "rounds.jsonl", "summary.json", "diverged.json"
 
 
 class RunFolder:
-    """The folder of one run. Only one process at a time may hold it."""
+    """The folder of one run. Reading needs no `with`; inside `with`, this process alone may write."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config = self.path / "config.toml"
-        self.rounds = self.path / "rounds.jsonl"
-        self.summary = self.path / "summary.json"
-        self.diverged = self.path / "diverged.json"
+        self.config = self.path / CONFIG
+        self.rounds = self.path / ROUNDS
+        self.summary = self.path / SUMMARY
+        self.diverged = self.path / DIVERGED
         self.model = self.path / "model.safetensors"
         self.checkpoint = self.path / "checkpoint"
+        self.tensorboard = self.path / "tensorboard"
+        self._lock_file = self.path / ".lock"
         self._lines: IO[bytes] | None = None
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "w")
+            self._lock = open(self._lock_file, "w")
         except OSError as error:
             raise UserError(f"{self.path}: cannot write here: {error.strerror or error}") from None
         try:
@@ -104,7 +51,7 @@ class RunFolder:
             self._lock.close()
             raise UserError(f"{self.path}: another run is writing to this folder") from None
         for file in (self.config, self.rounds, self.summary, self.diverged, self.model):
-            for staged in self.path.glob(f".{file.name}.*"):  # by a process that was killed
+            for staged in self.path.glob(f".{file.name}.*"):  # left by a process that was killed
                 with writing(staged):
                     staged.unlink()
         return self
@@ -112,85 +59,153 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         for file in (self._lines, self._lock):
             if file is not None:
-                with suppress(OSError):  # a line that a full disk refused is tried again here
+                with suppress(OSError):  # closing tries again to write a line that a full disk refused
                     file.close()
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """One more line in `rounds.jsonl`."""
+    def refuse_used(self) -> None:
+        """A run that starts from the beginning must not overwrite another."""
+        if self.config.exists():
+            how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
+            raise UserError(f"{self.path}: holds a run already; {how}")
+
+    def write_config(self, settings: Settings) -> None:
+        """Write every key of the configuration."""
+        write_toml(self.config, settings)
+
+    def read_config(self) -> Settings:
+        """The keys of the configuration, not yet checked."""
+        from fedman.config import read_toml  # pydantic: only at the edge
+
+        return read_toml(self.config)
+
+    def append(self, record: RoundRecord) -> None:
+        """Add the record of a round."""
         with writing(self.rounds):
             if self._lines is None:
                 self._lines = open(self.rounds, "ab")  # noqa: SIM115 (held until __exit__)
-            self._lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            self._lines.write(_line(record))
             self._lines.flush()
 
     def sync(self) -> None:
-        """Bring the lines to the disk, before a checkpoint that relies on them."""
+        """Bring the records to the disk, before a checkpoint that relies on them."""
         if self._lines is not None:
             with writing(self.rounds):
                 os.fsync(self._lines.fileno())
 
-    def cut(self, rounds: int) -> list[dict[str, Any]]:
+    def truncate(self, rounds: int) -> list[RoundRecord]:
         """Drop the records after round `rounds` and return the rest."""
-        records = read_rounds(self.rounds)[:rounds] if rounds else []
-        if [r.get("round") for r in records] != list(range(1, rounds + 1)):
+        records = self.read_rounds(rounds)
+        if [record["round"] for record in records] != list(range(1, rounds + 1)):
             raise UserError(f"{self.rounds}: ends before the checkpoint's round {rounds}; start again in a new folder")
-        lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-        write_text(self.rounds, lines)
+        write_text(self.rounds, b"".join(map(_line, records)).decode())
         return records
 
-
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a `rounds.jsonl`; a line cut off by a crash ends it."""
-    records: list[dict[str, Any]] = []
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return records
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict):
-            break
-        records.append(record)
-    return records
-
-
-def refuse_used(folder: Path) -> None:
-    """A run that starts anew must not overwrite another."""
-    if (folder / "config.toml").exists():
-        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
-        raise UserError(f"{folder}: holds a run already; {how}")
-
-
-def finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary of a finished run, or its note of divergence; None if there is work left."""
-    for name in ("summary.json", "diverged.json"):
-        path = folder / name
-        if path.exists():
+    def read_rounds(self, count: int | None = None) -> list[RoundRecord]:
+        """The first `count` records, or all. In a run that is not finished, a line damaged by a crash ends them."""
+        records: list[RoundRecord] = []
+        lines = _content(self.rounds).splitlines() if self.rounds.exists() else []
+        for number, line in enumerate(lines[:count], 1):
             try:
-                summary = json.loads(path.read_bytes())
-                before = dict(summary["config"])
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}: not a summary of this program") from None
-            changed = sorted(k for k in {*before, *config} if before.get(k) != config.get(k) and k not in LOCAL)
-            if changed:
-                raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
-            if "diverged" not in summary:
-                shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # there if killed in its last moment
-            return summary
-    return None
+                records.append(read(RoundRecord, line, f"{self.rounds}: line {number}"))
+            except UserError:
+                if self.summary.exists():
+                    raise
+                break
+        return records
+
+    def write_ending(self, ending: Ending) -> None:
+        """Write the summary, or why there will be none. A finished run needs its checkpoints no longer."""
+        if "diverged" in ending:
+            write_json(self.diverged, ending)
+        else:
+            write_json(self.summary, ending)
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def read_summary(self) -> Summary:
+        """The summary of a finished run."""
+        return read(Summary, _content(self.summary), str(self.summary))
+
+    def ending(self) -> Ending | None:
+        """The summary of a finished run, or its note of divergence; None while there is work left."""
+        if self.summary.exists():
+            return self.read_summary()
+        return read(Divergence, _content(self.diverged), str(self.diverged)) if self.diverged.exists() else None
+
+    def finished(self, settings: Settings) -> Ending | None:
+        """`ending`; refused if it is that of another configuration."""
+        ending = self.ending()
+        if ending is None:
+            return None
+        if changed := differing(decisive(ending["config"]), decisive(settings)):
+            raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
+        if "diverged" not in ending:
+            shutil.rmtree(self.checkpoint, ignore_errors=True)  # left by a process killed after its summary
+        return ending
+
+    def write_models(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write the models of a finished run: parameters by name, by name of the model."""
+        from safetensors.torch import save_file
+
+        tensors = {f"{name}.{key}": v for name, model in models.items() for key, v in model.items()}
+        write_whole(self.model, lambda path: save_file(tensors, path))
+
+    def read_models(self) -> dict[str, dict[str, Tensor]]:
+        """The models of a finished run."""
+        from safetensors.torch import load_file
+
+        if not self.model.exists():
+            raise UserError(f"{self.model}: no such file; the models of the run are needed")
+        models: dict[str, dict[str, Tensor]] = {}
+        try:
+            for key, v in load_file(self.model).items():
+                name, _, parameter = key.partition(".")
+                models.setdefault(name, {})[parameter] = v
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{self.model}: cannot be read ({' '.join(str(error).split())})") from None
+        return models
+
+    def copy_to(self, place: RunFolder) -> None:
+        """Copy all files, replacing the run at `place`: a reader sees a whole run or none."""
+        staged = staged_name(place.path)
+        try:
+            place.path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(self.path, staged, ignore=shutil.ignore_patterns(self._lock_file.name))
+            if place.path.exists():
+                shutil.rmtree(place.path)
+            os.replace(staged, place.path)
+        except OSError as error:
+            raise UserError(f"{place.path}: cannot copy {self.path}: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def add_missing_to(self, place: RunFolder) -> None:
+        """Copy the files that `place` lacks, such as what was measured of the run."""
+        for path in self.path.iterdir():
+            if path.is_file() and path != self._lock_file and not (place.path / path.name).exists():
+                shutil.copy2(path, place.path / path.name)
 
 
-def to_toml(values: Mapping[str, Any]) -> str:
-    """Flat keys as TOML."""
+def find_runs(root: Path) -> list[RunFolder]:
+    """The folders of runs in `root`, itself included, in the order of their names."""
+    return _holding(root, (CONFIG,))
 
-    def value(v: Any) -> str:
-        if isinstance(v, bool):
-            return str(v).lower()
-        if isinstance(v, float):
-            return "inf" if math.isinf(v) else repr(v)
-        return json.dumps(v, ensure_ascii=False)
 
-    return "".join(f"{k} = {value(v)}\n" for k, v in values.items())
+def find_ended(root: Path) -> list[RunFolder]:
+    """Those of finished and of diverged runs."""
+    return _holding(root, (SUMMARY, DIVERGED))
+
+
+def _holding(root: Path, names: Iterable[str]) -> list[RunFolder]:
+    folders = {path.parent for name in names for path in root.rglob(name)}
+    return [RunFolder(f) for f in sorted(folders) if f == root or not f.name.startswith(".")]  # hidden: half copied
+
+
+def _line(record: RoundRecord) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM set `stopping`, which ends a round early; the list holds the signal. A second one kills."""
+    """SIGINT and SIGTERM set `stopping` and are added to the list; a second one kills the process."""
     caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        yield caught
+        return
 
     def handle(signum: int, frame: object) -> None:
         for s in before:
@@ -19,9 +22,6 @@ def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
         caught.append(signum)
         stopping.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield caught

@@ -1,52 +1,39 @@
-"""A grid of runs: done ones skipped, half-done ones resumed, a table at the end."""
+"""Run a sweep: skip finished runs, resume interrupted ones, stack what can be stacked, make a table of the results."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config
 from fedman.data import Dataset
 from fedman.errors import Diverged
 from fedman.execution.device import pick_device
-from fedman.paper.presets import SWEEPS
 from fedman.runs import experiment
 from fedman.runs.build import stackable
-from fedman.runs.folder import finished, write_text
-from fedman.runs.grid import Cell, cells
-from fedman.runs.text_tables import markdown, mean_std
+from fedman.runs.folder import RunFolder
+from fedman.runs.grid import Cell
+from fedman.runs.records import Ending
+from fedman.runs.text_tables import mean_std
 
-CLIENTS = 90  # in one chunk: more no longer make a client cheaper
+CLIENTS = 90  # in one stack: more clients at once are not faster
 
 
-def command(
-    given: Mapping[str, Any], preset: str | None, out: Path | None, device: str, say: Callable[[str], object]
-) -> None:
-    """`fedman sweep`: run what is left of a grid and print its table."""
-    from fedman.cli.progress import data_progress, print_table, sweep_progress
-    from fedman.data import load
+@dataclass(frozen=True)
+class Row:
+    """A run of a sweep that has ended."""
 
-    grid = cells(given, preset)
-    out = out or Path("runs") / (preset if preset in SWEEPS else "sweep")
-    left = unfinished(grid, out)
-    if len(left) < len(grid):
-        say(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    with data_progress() as reading:
-        data = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    with sweep_progress({i: (grid[i].config.rounds, grid[i].cost) for i in left}, len(grid)) as on_cell:
-        rows = run(grid, data, out, device, lambda i, cell: on_cell(i, cell.name), say)
-    header, lines = table(rows)
-    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
-    write_text(out / "table.md", markdown(header, lines))
+    cell: Cell
+    accuracy: float  # of `all`, the mean of all clients' last models, in percent; NaN if the run diverged
 
 
 def unfinished(grid: list[Cell], out: Path) -> list[int]:
-    """Which cells there is work left for."""
-    return [i for i, cell in enumerate(grid) if finished(out / cell.name, cell.config.flat()) is None]
+    """The numbers of the runs that are not finished."""
+    return [i for i, cell in enumerate(grid) if RunFolder(out / cell.name).finished(cell.config.flat()) is None]
 
 
 def run(
@@ -56,10 +43,10 @@ def run(
     device: str = "auto",
     on_cell: Callable[[int, Cell], experiment.Progress] = lambda i, cell: lambda record: None,
     warn: Callable[[str], object] = lambda message: None,
-) -> list[dict[str, Any]]:
-    """Run what is not done yet, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
-    rows = [finished(out / cell.name, cell.config.flat()) for cell in grid]
-    left = [i for i, row in enumerate(rows) if row is None]
+) -> list[Row]:
+    """Run what is not finished, on data sets by `Config.source`; the rows of all cells, in the grid's order."""
+    rows = {i: _row(cell, RunFolder(out / cell.name).finished(cell.config.flat())) for i, cell in enumerate(grid)}
+    left = [i for i, row in rows.items() if row is None]
     for group in groups([grid[i].config for i in left], pick_device(device)):
         members = [left[i] for i in group]
         results = experiment.run_stacked(
@@ -74,14 +61,18 @@ def run(
         for i, result in zip(members, results, strict=True):
             if isinstance(result, Diverged):
                 warn(f"{grid[i].name}: {result}")
-                rows[i] = {"diverged": str(result)}
-            else:
-                rows[i] = result.summary
-    return [{**row, "cell": cell} for row, cell in zip(rows, grid, strict=True) if row is not None]
+            rows[i] = Row(grid[i], math.nan if isinstance(result, Diverged) else result.accuracy)
+    return [row for row in rows.values() if row is not None]
+
+
+def _row(cell: Cell, ending: Ending | None) -> Row | None:
+    if ending is None:
+        return None
+    return Row(cell, math.nan if "diverged" in ending else ending["accuracy"]["all"])
 
 
 def groups(configs: list[Config], device: str) -> list[list[int]]:
-    """Which runs to stack: on a GPU those of a kind, in groups of about `CLIENTS` clients; on a CPU each alone."""
+    """Which runs to stack: on a GPU similar ones, in groups of about `CLIENTS` clients; on a CPU each alone."""
     kinds: dict[object, list[int]] = {}
     for i, config in enumerate(configs):
         kinds.setdefault(stackable(config) if device == "cuda" else i, []).append(i)
@@ -93,15 +84,14 @@ def groups(configs: list[Config], device: str) -> list[list[int]]:
     return made
 
 
-def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     """Mean ± standard deviation over seeds of the accuracy of `all`, plain beside MAN: (header, rows)."""
     groups: dict[tuple[str, ...], dict[float, list[float]]] = {}
     for row in rows:
-        cell: Cell = row["cell"]
+        cell = row.cell
         rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm")}
         label = (ALGORITHMS[cell.config.algorithm].title, *(f"{k}={v}" for k, v in rest.items()))
-        accuracy = math.nan if "diverged" in row else row["accuracy"]["all"]
-        groups.setdefault(label, {}).setdefault(cell.config.zeta, []).append(accuracy)
+        groups.setdefault(label, {}).setdefault(cell.config.zeta, []).append(row.accuracy)
     zetas = sorted({zeta for group in groups.values() for zeta in group})
     header = ["method", *("plain" if z == 0 else f"+MAN ζ={z:g}" for z in zetas)]
     gain = 0.0 in zetas and len(zetas) == 2

@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedman.data.augment import Windows, affine, channels_first, gather, normalise
+from fedman.data.augment import PAD, Windows, affine, channels_first, gather, normalise
+from fedman.data.images import holds_images, sample_shape
 from fedman.execution.base import ImageLayout
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
@@ -35,13 +36,12 @@ class Samples:
     @property
     def images(self) -> bool:
         """Whether samples are bytes of images, channels last."""
-        return self.x.dtype == torch.uint8
+        return holds_images(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """A sample's shape as the model sees it."""
-        shape = self.x.shape[1:]
-        return (shape[-1], *shape[:-1]) if self.images else tuple(shape)
+        return sample_shape(self.x)
 
     @property
     def longest(self) -> int:
@@ -136,7 +136,7 @@ class Batches:
         step = j if isinstance(j, Tensor) else torch.full((1,), j, device=data.x.device)
         scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
         plan = now["index"], now["sample"], now["window"]
-        x, y = prepared(data.x, data.y, *plan, step, scale_shift, data.augment, *layout)
+        x, y = prepared(data.x, data.y, *plan, step, scale_shift, PAD if data.augment else None, *layout)
         return x, y, _at(now["weight"], 1, j) if "weight" in now else None
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:

@@ -1,27 +1,42 @@
-"""`fedman flatness`: finished runs measured one after the other, written into their folders, drawn side by side."""
+"""`fedman flatness`: measures finished runs, writes the numbers into their folders, and draws them side by side."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedman.cli.progress import print_table, work_progress
-from fedman.data import Dataset
 from fedman.errors import UserError
 from fedman.execution.device import pick_device, pick_precision
-from fedman.paper.flatness import figures, record
-from fedman.paper.flatness.demonstration import demonstrate
-from fedman.paper.flatness.measure import Follow, Request, Subject, check
-from fedman.paper.flatness.runs import MODELS, read_data, read_run, restore, select_samples, training_samples
-from fedman.runs.folder import version, write_json
+from fedman.paper.flatness import flatness_json
+from fedman.paper.flatness.finished_runs import (
+    MODELS,
+    Follow,
+    read_data,
+    read_run,
+    restore,
+    select_samples,
+    training_samples,
+)
+from fedman.paper.flatness.flatness_json import Measurements, TraceMeasurement
+from fedman.paper.flatness.measure import Measurer, Request, check
+from fedman.paper.flatness.theory_demonstration import demonstrate
+from fedman.runs.atomic import write_json, writing
+from fedman.runs.version import version
 
-Say = Callable[[str], object]
+
+@dataclass(frozen=True)
+class Screen:
+    """How the command tells a person what it does: by lines, by tables, and by the progress of long work."""
+
+    say: Callable[[str], object]
+    table: Callable[[str, list[str], list[list[str]]], object]  # title, header, rows
+    progress: Callable[[], AbstractContextManager[Follow]]
 
 
 def measure(
@@ -33,26 +48,26 @@ def measure(
     device: str,
     data_dir: Path | None,
     out: Path | None,
-    say: Say,
+    screen: Screen,
 ) -> None:
-    """Measure every run; what can be refused is refused before the first product."""
+    """Measure every run. All input is checked before the first Hessian-vector product."""
     device = pick_device(device)
     pick_precision(request.precision, device)
-    runs = [read_run(folder) for folder in _distinct(folders)]
-    for run in runs:
-        if (run.folder / record.NAME).exists():
-            record.read(run.folder)
-        if not os.access(run.folder, os.W_OK):
-            raise UserError(f"{run.folder}: cannot write here")
-    with work_progress() as follow:
-        data: dict[Any, Dataset] = {}
+    folders = _distinct(folders)
+    runs = [read_run(folder) for folder in folders]
+    for folder in folders:
+        if (folder / flatness_json.NAME).exists():
+            flatness_json.read(folder / flatness_json.NAME)
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"{folder}: cannot write here")
+    with screen.progress() as follow:
+        sources = {run.config.source: run for run in runs}
+        data = {source: read_data(run, data_dir, follow) for source, run in sources.items()}
         prepared = []
         for run in runs:
-            source = run.config.source
-            data[source] = data.get(source) or read_data(run, data_dir, follow)
+            selection = select_samples(run, data[run.config.source], samples)
             for which in models:
-                model = restore(run, which, data[source])
-                selection = select_samples(run, data[source], samples)
+                model = restore(run, which, data[run.config.source])
                 check(request, model, selection)
                 prepared.append((run, which, model, selection))
         sizes = {sum(p.numel() for p in model.parameters()) for _, _, model, _ in prepared}
@@ -60,83 +75,68 @@ def measure(
             raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
         directions = None
         for run, which, model, selection in prepared:
-            seen = training_samples(data[run.config.source], selection, device, request.dtype)
+            on_device = training_samples(data[run.config.source], selection, device, request.dtype)
             name = run.method if len(runs) == 1 else run.folder.name
-            subject = Subject(model, seen, request, _named(follow, f"{name} {which}"), directions)
+            measurer = Measurer(model, on_device, request, _named(follow, f"{name} {which}"), directions)
             try:
-                for measurement, result in subject.run():
-                    record.add(run.folder, run.about, which, measurement, result)
+                for measured in measurer.run():
+                    flatness_json.add(run.folder, run.about, which, measured)
             except torch.OutOfMemoryError:
-                batch = subject.options["batch_size"]
-                message = (
-                    f"batch-size: {batch} samples at once do not fit the device's memory; take less, or --drop-graphs"
-                )
-                raise UserError(message) from None
-            directions = subject.directions
-            del subject, seen  # before the next is on the device
-    folders = [run.folder for run in runs]
-    show(folders, models)
-    if find_spec("matplotlib") is None:
-        words = " ".join(map(str, folders))
-        say(f"no pictures: matplotlib is not installed; draw them anywhere with fedman flatness --plot {words}")
+                batch = measurer.options["batch_size"]
+                message = f"batch-size: {batch} samples at once do not fit the device's memory"
+                raise UserError(f"{message}; take less, or --drop-graphs") from None
+            directions = measurer.directions
+            del measurer, on_device  # before the next is on the device
+    show(folders, models, screen)
+    if _matplotlib():
+        plot(folders, models, out, screen)
     else:
-        plot(folders, models, out, say)
+        names = " ".join(map(str, folders))
+        screen.say(f"no pictures: matplotlib is not installed; draw them anywhere with fedman flatness --plot {names}")
 
 
-def plot(folders: Sequence[Path], models: Sequence[str], out: Path | None, say: Say) -> None:
+def plot(folders: Sequence[Path], models: Sequence[str], out: Path | None, screen: Screen) -> None:
     """Draw what has been measured."""
-    if find_spec("matplotlib") is None:
+    if not _matplotlib():
         raise UserError("plot: matplotlib is not installed; pip install matplotlib")
+    from fedman.paper.flatness import figures
+
     folders = _distinct(folders)
     place = out or (folders[0] if len(folders) == 1 else Path(os.path.commonpath([f.absolute() for f in folders])))
-    paths = figures.draw(figures.gather(folders, models), place)
+    paths = figures.draw(flatness_json.read_named(folders, models), place)
     for path in paths:
-        say(f"written to {path}")
+        screen.say(f"written to {path}")
     if not paths:
-        say("no pictures: --top with 2 or more, --density, --layers, --clients and --landscape give some")
+        screen.say("no pictures: --top with 2 or more, --density, --layers, --clients and --landscape give some")
 
 
-def theory(out: Path | None, seed: int, say: Say) -> None:
-    """Check the theory on a small federation; print both sides of every bound, write and draw the figures."""
+def theory(out: Path | None, seed: int, screen: Screen) -> None:
+    """Check the theory on a small federation; print both sides of every bound, write and draw the numbers."""
     out = out or Path("runs") / "theory"
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: not a folder")
-    with work_progress() as follow:
+    with screen.progress() as follow:
         found = demonstrate(seed, follow)
-    print_table("the theory at the last round of two small federations on digits, float64", *found.table())
-    try:
+    screen.table("the theory at the last round of two small federations on digits, float64", *found.table())
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "theory.json", asdict(found) | {"seed": seed, "version": version()})
-    except OSError as error:
-        raise UserError(f"{out}: cannot write here: {error.strerror or error}") from None
-    say(f"written to {out / 'theory.json'}")
-    if find_spec("matplotlib") is None:
-        say("no picture: matplotlib is not installed")
+    write_json(out / "theory.json", asdict(found) | {"seed": seed, "version": version()})
+    screen.say(f"written to {out / 'theory.json'}")
+    if not _matplotlib():
+        screen.say("no picture: matplotlib is not installed")
         return
-    from fedman.flatness.plot import paths, save
+    from fedman.paper.flatness import figures
 
-    for path in save(paths(found.paths), out / "theory"):
-        say(f"written to {path}")
+    for path in figures.draw_theory(found.paths, out):
+        screen.say(f"written to {path}")
 
 
-def show(folders: Sequence[Path], models: Sequence[str]) -> None:
-    """The main figures as tables."""
-    measured = figures.gather(folders, models)
-    lines = []
-    for name, m in measured.items():
-        top, trace = m.get("top"), m.get("trace")
-        lines.append(
-            [
-                name,
-                f"{m['loss']['value']:.4f}",
-                f"{top['values'][0]:.4g}{_rough(top['converged'] == len(top['values']))}" if top else "",
-                _trace(trace) if trace else "",
-                str(sum(e.get("products", 0) for e in m.values())),
-                f"{sum(e['seconds'] for e in m.values()):.1f}",
-            ]
-        )
+def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None:
+    """The main numbers as tables."""
+    measured = flatness_json.read_named(folders, models)
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
-    print_table("flatness of the training loss (cross-entropy alone)", header, lines)
+    rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
+    screen.table("flatness of the training loss (cross-entropy alone)", header, rows)
     blocks = [
         [
             name,
@@ -146,17 +146,18 @@ def show(folders: Sequence[Path], models: Sequence[str]) -> None:
             "" if b["input_norm"] is None else f"{b['input_norm']:.4g}",
         ]
         for name, m in measured.items()
-        for layer, b in m.get("layers", {"blocks": {}})["blocks"].items()
+        if "layers" in m
+        for layer, b in m["layers"]["blocks"].items()
     ]
     if blocks:
-        print_table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
+        screen.table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
     bounds = [
         [name, str(len(m["clients"]["clients"])), f"{m['clients']['top']:.4g}", f"{m['clients']['mean']:.4g}"]
         for name, m in measured.items()
         if "clients" in m
     ]
     if bounds:
-        print_table("λ_max of the clients' losses", ["", "clients", "of their mean ≤", "their mean"], bounds)
+        screen.table("λ_max of the clients' losses", ["", "clients", "of their mean ≤", "their mean"], bounds)
 
 
 def chosen_models(text: str) -> list[str]:
@@ -174,7 +175,18 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def _trace(found: dict[str, Any]) -> str:
+def _main_numbers(m: Measurements) -> list[str]:
+    top, trace, entries = m.get("top"), m.get("trace"), flatness_json.entries(m)
+    return [
+        f"{m['loss']['value']:.4f}",
+        f"{top['values'][0]:.4g}{_rough(top['converged'] == len(top['values']))}" if top else "",
+        _trace(trace) if trace else "",
+        str(sum(entry.get("products", 0) for entry in entries.values())),
+        f"{sum(entry.get('seconds', 0) for entry in entries.values()):.1f}",
+    ]
+
+
+def _trace(found: TraceMeasurement) -> str:
     return f"{found['value']:.4g} ± {found['error']:.2g}{_rough(found['converged'])}"
 
 
@@ -184,3 +196,7 @@ def _rough(converged: bool) -> str:
 
 def _named(follow: Follow, name: str) -> Follow:
     return lambda what, done, total: follow(f"{name}: {what}", done, total)
+
+
+def _matplotlib() -> bool:
+    return find_spec("matplotlib") is not None

@@ -1,84 +1,121 @@
-"""Pictures of measured runs side by side, from their `flatness.json` alone. Needs matplotlib, when called."""
+"""Figures of measured runs side by side, and of the theory's demonstration, as PNG and SVG."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedman.errors import UserError
-from fedman.flatness.density import Density
+from fedman.flatness import plot
+from fedman.flatness.blocks import ClientBound
+from fedman.flatness.density import Curve, Density
 from fedman.flatness.landscape import Landscape
-from fedman.paper.flatness import record
+from fedman.paper.flatness.flatness_json import NAME, LayerBlock, Measurements, Number
 
-Measured = dict[str, dict[str, Any]]  # the measurements of a model, by name
-
-
-def gather(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Measured]:
-    """The measurements of these models of these runs, under names that tell them apart."""
-    records = {folder: record.read(folder) for folder in folders}
-    methods = Counter(r["run"]["method"] for r in records.values())
-    found = {}
-    for folder, r in records.items():
-        method = r["run"]["method"]
-        name = method if methods[method] == 1 else f"{method} {folder}"
-        for model in models:
-            if model in r["models"]:
-                found[f"{name}, {model}" if len(models) > 1 else name] = r["models"][model]
-    if not found:
-        raise UserError(f"model: no measurement of {', '.join(models)} in {', '.join(map(str, folders))}")
-    return found
+Item = TypeVar("Item")
 
 
-def draw(measured: dict[str, Measured], out: Path) -> list[Path]:
-    """Every picture these measurements allow, as PNG and SVG in `out`."""
-    from fedman.flatness import plot
-
+def draw(measured: Mapping[str, Measurements], out: Path) -> list[Path]:
+    """Every figure that these measurements allow, saved in `out`."""
     paths = []
 
-    def save(name: str, figure: Callable[[dict[str, Any]], Any], items: dict[str, Any]) -> None:
+    def save(
+        name: str, figure: Callable[[dict[str, Item]], Figure], read: Callable[[Measurements], Item | None]
+    ) -> None:
+        """Draw what `read` finds in the measurements; None: nothing to draw."""
         try:
+            items = {label: item for label, m in measured.items() if (item := read(m)) is not None}
             picture = figure(items) if items else None
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{record.NAME}: {name} of {', '.join(items)} cannot be drawn ({error!r})") from None
+        except (ValueError, IndexError, RuntimeError) as error:
+            raise UserError(f"{NAME}: {name} of {', '.join(measured)} cannot be drawn ({error!r})") from None
         if picture is not None:
             paths.extend(plot.save(picture, out / f"flatness-{name}"))
 
-    def those(name: str, read: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        found = {}
-        for label, m in measured.items():
-            if name in m:
-                try:
-                    found[label] = read(m[name])
-                except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-                    raise UserError(f"{record.NAME}: {name} of {label} is damaged ({error!r})") from None
-        return found
-
-    tops = those("top", lambda top: torch.tensor(top["values"], dtype=torch.float64))
-    save("top", plot.spectrum, {label: values for label, values in tops.items() if len(values) > 1})
-    save("density", plot.densities, those("density", lambda d: _density(d).curve()))
-    planes = those("landscape", _landscape)
-    save("landscape", plot.surfaces, {label: plane for label, plane in planes.items() if plane.losses.ndim == 2})
-    save("profile", plot.profiles, {label: plane for label, plane in planes.items() if plane.losses.ndim == 1})
-    save("layers", plot.layers, those("layers", lambda found: found["blocks"]))
-    save("clients", plot.clients, those("clients", lambda found: found))
+    save("top", plot.spectrum, _several_eigenvalues)
+    save("density", plot.densities, _density)
+    save("landscape", plot.surfaces, lambda m: _landscape(m, axes=2))
+    save("profile", plot.profiles, lambda m: _landscape(m, axes=1))
+    save("layers", layers, lambda m: m["layers"]["blocks"] if "layers" in m else None)
+    save("clients", plot.clients, _clients)
     return paths
 
 
-def _density(entry: dict[str, Any]) -> Density:
-    return Density([_tensor(row) for row in entry["nodes"]], [_tensor(row) for row in entry["weights"]], 0)
+def draw_theory(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]], out: Path) -> list[Path]:
+    """The figure of `layer_paths`, saved in `out`."""
+    return plot.save(layer_paths(paths), out / "theory")
 
 
-def _landscape(entry: dict[str, Any]) -> Landscape:
-    rows = entry["losses"]
-    losses = torch.stack([_tensor(row) for row in rows]) if isinstance(rows[0], list) else _tensor(rows)
-    return Landscape(_tensor(entry["offsets"]), losses, entry["samples"])
+def layers(runs: Mapping[str, Mapping[str, LayerBlock]]) -> Figure:
+    """λ_max of every layer's block (left), and against the squared norm of the layer's input (right)."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    bars, points = figure.subplots(1, 2)
+    names = list(dict.fromkeys(name for blocks in runs.values() for name in blocks))
+    width = 0.8 / len(runs)
+    for i, (run, blocks) in enumerate(runs.items()):
+        place = [names.index(name) + (i - (len(runs) - 1) / 2) * width for name in blocks]
+        bars.bar(place, [b["top"] for b in blocks.values()], width, label=run)
+        known = [(name, b["input_norm"], b["top"]) for name, b in blocks.items() if b["input_norm"] is not None]
+        points.plot([x for _, x, _ in known], [y for _, _, y in known], "o", label=run)
+        for name, x, y in known:
+            points.annotate(name, (x, y), fontsize=6, xytext=(4, 2), textcoords="offset points")
+    bars.set_xticks(range(len(names)), names)
+    bars.set(ylabel="λ_max of the layer's block")
+    points.set(xscale="log", yscale="log", xlabel="mean ‖a‖² of the layer's input", ylabel="λ_max of the layer's block")
+    for axes in (bars, points):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
 
 
-def _tensor(row: list[float | None]) -> Tensor:
-    return torch.tensor([math.nan if v is None else v for v in row], dtype=torch.float64)
+def layer_paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> Figure:
+    """λ_max of each layer against the mean ‖a‖² of its input, a dot for each round; the last one is large."""
+    names = list(dict.fromkeys(name for layers in runs.values() for name in layers))
+    figure = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), i + 1)
+        for run, layers in runs.items():
+            _, norms, tops = zip(*layers[name], strict=True)
+            (line,) = axes.plot(norms, tops, marker=".", linewidth=0.8, label=run)
+            axes.plot(norms[-1:], tops[-1:], "o", color=line.get_color())
+        axes.set(xscale="log", yscale="log", title=name, xlabel="mean ‖a‖² of the input")
+        axes.grid(alpha=0.3)
+        if i == 0:
+            axes.set_ylabel("λ_max of the layer's block")
+            axes.legend()
+    return figure
+
+
+def _several_eigenvalues(m: Measurements) -> Tensor | None:
+    return _tensor(m["top"]["values"]) if "top" in m and len(m["top"]["values"]) > 1 else None
+
+
+def _density(m: Measurements) -> Curve | None:
+    if "density" not in m:
+        return None
+    nodes, weights = m["density"]["nodes"], m["density"]["weights"]
+    return Density([_tensor(row) for row in nodes], [_tensor(row) for row in weights], 0).curve()
+
+
+def _landscape(m: Measurements, axes: int) -> Landscape | None:
+    if "landscape" not in m:
+        return None
+    losses = _tensor(m["landscape"]["losses"])
+    offsets, samples = _tensor(m["landscape"]["offsets"]), m["landscape"].get("samples", 0)
+    return Landscape(offsets, losses, samples) if losses.ndim == axes else None
+
+
+def _clients(m: Measurements) -> ClientBound | None:
+    if "clients" not in m:
+        return None
+    found = m["clients"]
+    return ClientBound(found["top"], found["mean"], found["clients"], found["residual"], found.get("products", 0))
+
+
+def _tensor(values: list[Number] | list[list[Number]]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float64))  # None becomes nan

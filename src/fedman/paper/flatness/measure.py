@@ -1,11 +1,11 @@
-"""The measurements of one model on one set of samples, as plain numbers with how they were made."""
+"""Measures one model on one set of training samples: what to measure, and the results as `flatness.json` has them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from fedman.flatness.lanczos import Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
-from fedman.paper.flatness.runs import Samples, Selection
-from fedman.runs.folder import version
+from fedman.paper.flatness import flatness_json as record
+from fedman.paper.flatness.finished_runs import Follow, Samples, Selection
+from fedman.runs.version import version
 
-BATCH = {"cpu": 500, "cuda": 5000}  # samples at once, unless told
+BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
-Follow = Callable[[str, int, int], None]  # (what, done, at most)
+Made = TypeVar("Made", bound=record.Measurement)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Request:
     seed: int = 0
     precision: str = "fp32"
     batch_size: int | None = None
-    keep_graphs: bool | None = None  # None: where they fit easily
+    keep_graphs: bool | None = None  # None: where they fit in memory easily
 
     def __post_init__(self) -> None:
         checks: list[tuple[str, object, bool, str]] = [
@@ -72,12 +73,12 @@ class Request:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the arithmetic."""
+        """The floating-point type of the arithmetic."""
         return PRECISIONS[self.precision]
 
 
 def check(request: Request, model: nn.Module, which: Selection) -> None:
-    """Refuse what this model on these samples cannot give."""
+    """Raise an error for a request that this model on these samples cannot fulfil."""
     size = sum(p.numel() for p in model.parameters())
     most = size // 2 if request.ends == "both" else size
     if request.top > most:
@@ -87,8 +88,8 @@ def check(request: Request, model: nn.Module, which: Selection) -> None:
         raise UserError(f"samples: client {empty[0]} has none of the {len(which.chosen)} drawn; take more")
 
 
-class Subject:
-    """A model on its samples, and the measurements asked for. The loss is the mean cross-entropy alone."""
+class Measurer:
+    """Makes the measurements of a request for one model on its samples. The loss is the mean cross-entropy alone."""
 
     def __init__(
         self,
@@ -107,41 +108,41 @@ class Subject:
             "tf32": request.precision == "tf32",
             "keep_graphs": request.keep_graphs,
         }
-        self.known: Lanczos | None = None  # the recurrence of `top`, where it was asked for
-        self.directions = directions  # of the landscape, where another model's are to be used
+        self.recurrence: Lanczos | None = None  # of `top`, if it was requested
+        self.directions = directions  # of the landscape, if another model's are to be used
         self.hessian = Hessian(model, cross_entropy, self.data, **self.options)
 
-    def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Name and result of each measurement as soon as it is known, the cheap ones first."""
+    def run(self) -> Iterator[record.Measurements]:
+        """Each measurement as soon as it is made, the cheap ones first."""
         r = self.request
-        wanted: list[tuple[str, bool, Callable[[], dict[str, Any]]]] = [
-            ("loss", True, self.loss),
-            ("top", r.top > 0, self.top),
-            ("trace", r.trace, self.trace),
-            ("density", r.density, self.density),
-            ("layers", r.layers, self.layers),
-            ("clients", r.clients, self.clients),
-            ("landscape", bool(r.landscape), self.landscape),
-        ]
-        for name, yes, measure in wanted:
-            if yes:
-                start = time.perf_counter()
-                result = measure()
-                yield name, result | self._about(time.perf_counter() - start)
+        yield {"loss": self._made(self.loss)}
+        if r.top:
+            yield {"top": self._made(self.top)}
+        if r.trace:
+            yield {"trace": self._made(self.trace)}
+        if r.density:
+            yield {"density": self._made(self.density)}
+        if r.layers:
+            yield {"layers": self._made(self.layers)}
+        if r.clients:
+            yield {"clients": self._made(self.clients)}
+        if r.landscape:
+            yield {"landscape": self._made(self.landscape)}
 
-    def loss(self) -> dict[str, Any]:
+    def loss(self) -> record.LossMeasurement:
         """L and ‖∇L‖ at the model."""
         value, gradient = self.hessian.loss_and_gradient()
         return {"value": float(value), "gradient_norm": float(gradient.norm())}
 
-    def top(self) -> dict[str, Any]:
+    def top(self) -> record.TopMeasurement:
         """The largest eigenvalues, or those of both ends."""
         r = self.request
         ends: Literal["top", "both"] = "both" if r.ends == "both" else "top"
-        found = eigenpairs(self.hessian, r.top, ends=ends, tol=r.tol, seed=r.seed, progress=self._bar("eigenvalues"))
+        bar = self._progress("eigenvalues")
+        found = eigenpairs(self.hessian, r.top, ends=ends, tol=r.tol, seed=r.seed, progress=bar)
         if self.directions is None and r.landscape == "top" and r.top >= r.axes:
             self.directions = list(found.vectors[: r.axes])
-        self.known = found.lanczos
+        self.recurrence = found.lanczos
         return {
             "method": "Lanczos, full re-orthogonalisation",
             "ends": r.ends,
@@ -152,14 +153,14 @@ class Subject:
             "products": found.products,
         }
 
-    def trace(self) -> dict[str, Any]:
+    def trace(self) -> record.TraceMeasurement:
         """The trace with its standard error."""
-        return self._trace(self.hessian, self.known, "trace")
+        return self._trace(self.hessian, self.recurrence, "trace")
 
-    def density(self) -> dict[str, Any]:
+    def density(self) -> record.DensityMeasurement:
         """The quadratures of all starts, from which a curve of any width can be drawn."""
         r = self.request
-        found = density(self.hessian, starts=r.starts, steps=r.steps, seed=r.seed, progress=self._bar("density"))
+        found = density(self.hessian, starts=r.starts, steps=r.steps, seed=r.seed, progress=self._progress("density"))
         moments, errors = found.moments()
         return {
             "method": "stochastic Lanczos quadrature",
@@ -172,12 +173,14 @@ class Subject:
             "products": found.products,
         }
 
-    def layers(self) -> dict[str, Any]:
-        """Top eigenvalue and trace of every layer's block, and the norm of what the layer is fed."""
-        norms = input_norms(self.model, self.data, dtype=self.request.dtype, batch_size=self.options["batch_size"])
-        blocks, products = {}, 0
+    def layers(self) -> record.LayersMeasurement:
+        """Top eigenvalue and trace of every layer's block, and the mean squared norm of the layer's input."""
+        r = self.request
+        norms = input_norms(self.model, self.data, dtype=r.dtype, batch_size=self.options["batch_size"])
+        blocks: dict[str, record.LayerBlock] = {}
+        products = 0
         for name, block in layer_hessians(self.model, cross_entropy, self.data, **self.options):
-            top = eigenpairs(block, 1, tol=self.request.tol, seed=self.request.seed, progress=self._bar(f"{name}, top"))
+            top = eigenpairs(block, 1, tol=r.tol, seed=r.seed, progress=self._progress(f"{name}, top"))
             blocks[name] = {
                 "parameters": block.size,
                 "top": float(top.values[0]),
@@ -188,24 +191,25 @@ class Subject:
             products += block.products
         return {"method": "diagonal blocks: Lanczos and Hutch++", "blocks": blocks, "products": products}
 
-    def clients(self) -> dict[str, Any]:
+    def clients(self) -> record.ClientsMeasurement:
         """λ_max of every client's loss, their mean, and λ_max of the mean of their losses."""
         bound = client_eigenvalues(
             self.model,
             cross_entropy,
-            [self.samples.of(part) for part in self.samples.clients],
+            [(self.samples.x[part], self.samples.y[part]) for part in self.samples.clients],
             tol=self.request.tol,
             seed=self.request.seed,
-            progress=self._bar("clients"),
+            progress=self._progress("clients"),
             **self.options,
         )
-        return {"method": "Lanczos for each client and for their mean"} | vars(bound)
+        method = "Lanczos for each client and for their mean"
+        return cast(record.ClientsMeasurement, {"method": method, **asdict(bound)})
 
-    def landscape(self) -> dict[str, Any]:
+    def landscape(self) -> record.LandscapeMeasurement:
         """Losses on a grid along random directions, or along top eigenvectors (the first model's, if several)."""
         r = self.request
         if self.directions is None and r.landscape == "top":
-            found = eigenpairs(self.hessian, r.axes, tol=r.tol, seed=r.seed, progress=self._bar("directions"))
+            found = eigenpairs(self.hessian, r.axes, tol=r.tol, seed=r.seed, progress=self._progress("directions"))
             self.directions = list(found.vectors)
         directions = self.directions
         if directions is None:
@@ -220,7 +224,7 @@ class Subject:
             chunk=1,
             dtype=r.dtype,
             batch_size=self.options["batch_size"],
-            progress=self._bar("landscape"),
+            progress=self._progress("landscape"),
         )
         kinds = {"random": "random, filter-normalised", "top": "eigenvectors, the largest eigenvalue first"}
         return {
@@ -230,22 +234,35 @@ class Subject:
             "losses": plane.losses.tolist(),
         }
 
-    def _trace(self, operator: Hessian, known: Lanczos | None, what: str) -> dict[str, Any]:
-        """By Hutch++ on what a Lanczos recurrence has left, where there is one; its start was drawn with `seed`."""
-        how: dict[str, Any] = {"rtol": self.request.rtol, "seed": self.request.seed + 1, "progress": self._bar(what)}
-        found = hutchpp(operator, sketch=known, **how) if known is not None else hutchinson(operator, **how)
-        return vars(found) | {"interval": list(found.interval)}
+    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> record.TraceMeasurement:
+        """By Hutch++ on the basis of a Lanczos recurrence if there is one, else by Hutchinson's method.
 
-    def _bar(self, what: str) -> Progress:
+        The recurrence started from a vector drawn with `seed`: the probes need another one.
+        """
+        how: dict[str, Any] = {"rtol": self.request.rtol, "seed": self.request.seed + 1}
+        if recurrence is not None:
+            found = hutchpp(operator, sketch=recurrence, progress=self._progress(what), **how)
+        else:
+            found = hutchinson(operator, progress=self._progress(what), **how)
+        return cast(record.TraceMeasurement, asdict(found) | {"interval": list(found.interval)})
+
+    def _progress(self, what: str) -> Progress:
         return lambda done, total: self.follow(what, done, total)
 
-    def _about(self, seconds: float) -> dict[str, Any]:
-        return {
-            "seconds": round(seconds, 3),
-            "samples": len(self.samples.y),
-            "precision": self.request.precision,
-            "batch_size": self.options["batch_size"],
-            "device": device_name(self.device),
-            "torch": torch.__version__,
-            "version": version(),
-        }
+    def _made(self, measure: Callable[[], Made]) -> Made:
+        """A measurement with how it was made."""
+        start = time.perf_counter()
+        result = measure()
+        common: record.Measurement = result
+        common.update(
+            {
+                "seconds": round(time.perf_counter() - start, 3),
+                "samples": len(self.samples.y),
+                "precision": self.request.precision,
+                "batch_size": self.options["batch_size"],
+                "device": device_name(self.device),
+                "torch": torch.__version__,
+                "version": version(),
+            }
+        )
+        return result

@@ -1,4 +1,4 @@
-"""`fedman report`: one self-contained page of tables and pictures from results, beside the paper's figures."""
+"""`fedman report`: one self-contained page of tables and figures made from results, beside the paper's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fedman.errors import UserError
 
 
 def command(place: Path, out: Path) -> str:
-    """Make the page `out` from what lies in `place`, and the folder of its pictures and tables beside it."""
+    """Write the page `out` from what is found in `place`, and the folder of its figures and tables beside it."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: {out} must end in .html")
     from fedman.paper.report.figure import styled
     from fedman.paper.report.page import compose, render
     from fedman.paper.report.sources import find
-    from fedman.runs.folder import write_text
+    from fedman.runs.atomic import write_text
 
     found = find(place)
     with styled():

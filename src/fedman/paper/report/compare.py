@@ -1,4 +1,4 @@
-"""Measured beside printed: differences, marks, gains."""
+"""Measured accuracies beside the paper's: differences, marks, gains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
-from fedman.paper.report.series import Series
+from fedman.paper.report.series import Series, Setting
 from fedman.paper.targets import Target
 
 STD, POINT, ABOVE, BELOW, NONE = "std", "point", "above", "below", ""
@@ -25,14 +25,14 @@ TOLERANCE = 0.2  # of rounds-to-target
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on a partition: what was measured, and what the paper prints."""
+    """A method on a partition: what was measured, and the paper's figures."""
 
     series: Series
     target: Target | None
 
     @property
     def difference(self) -> float | None:
-        """Measured mean − printed mean, in points."""
+        """Measured mean − the paper's mean, in points."""
         return None if self.target is None or math.isnan(self.series.mean) else self.series.mean - self.target.accuracy
 
     @property
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def rounds_ratio(self) -> float | None:
-        """Measured over printed rounds to the target; None unless both get there."""
+        """Measured rounds to the target over the paper's; None unless both reach it."""
         measured = self.series.rounds_to_target
         if self.target is None or self.target.rounds is None or math.isinf(measured):
             return None
@@ -57,7 +57,10 @@ class Cell:
 
     @property
     def rounds_agree(self) -> bool | None:
-        """Within 20 % of the printed rounds or faster, or both never; None where the paper gives none."""
+        """At most 20 % more than the paper's rounds; where it never gets there, not in the first 80 % of the rounds.
+
+        None where the paper has no target.
+        """
         if self.target is None or self.series.target is None:
             return None
         if self.target.rounds is None:
@@ -78,14 +81,14 @@ class Pair:
         return self.man.series.mean - self.plain.series.mean
 
     @property
-    def printed_gain(self) -> float | None:
+    def paper_gain(self) -> float | None:
         """What it adds in the paper."""
         plain, man = self.plain.target, self.man.target
         return man.accuracy - plain.accuracy if plain and man else None
 
 
 @dataclass(frozen=True)
-class Board:
+class Comparison:
     """One data set: the cells of its table, and what else was run on it."""
 
     dataset: str
@@ -98,8 +101,8 @@ class Board:
         return paper.title(self.dataset)
 
     @property
-    def printed(self) -> bool:
-        """Whether the paper has this table."""
+    def in_paper(self) -> bool:
+        """Whether the paper has a table for this data set."""
         return paper.covers(self.dataset)
 
     @property
@@ -107,64 +110,72 @@ class Board:
         return list(dict.fromkeys(cell.series.partition for cell in self.cells))
 
     @property
-    def pairs(self) -> list[Pair]:
-        """Every algorithm and partition that was run both ways."""
-        found = {(c.series.partition, c.series.algorithm, c.series.man): c for c in self.cells}
-        return [
-            Pair(cell, found[p, a, True]) for (p, a, man), cell in found.items() if not man and (p, a, True) in found
-        ]
+    def all_series(self) -> list[Series]:
+        return [*(cell.series for cell in self.cells), *self.others]
 
     @property
-    def seeds(self) -> tuple[int, int]:
-        """The smallest and the largest number of seeds of a cell."""
-        counts = [len(cell.series.runs) for cell in self.cells]
-        return min(counts), max(counts)
+    def target(self) -> float | None:
+        """The accuracy for rounds-to-target, in percent."""
+        return next((cell.series.target for cell in self.cells), None)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Every algorithm and partition that was run both ways."""
+        found = [(cell, self.cell(cell.series, man=True)) for cell in self.cells if not cell.series.man]
+        return [Pair(plain, man) for plain, man in found if man is not None]
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds the cells have."""
+        counts = sorted({len(cell.series.runs) for cell in self.cells})
+        if len(counts) > 1:
+            return f"{counts[0]} to {counts[-1]} seeds"
+        return "one seed" if counts == [1] else f"{counts[0]} seeds"
 
     def of(self, partition: str) -> list[Cell]:
         """The cells of a partition."""
         return [cell for cell in self.cells if cell.series.partition == partition]
 
-    def zeta_series(self) -> list[list[Series]]:
+    def cell(self, of: Setting, man: bool) -> Cell | None:
+        """The cell of the same algorithm and partition, with or without MAN."""
+        key = of.partition, of.algorithm, man
+        return next((c for c in self.cells if (c.series.partition, c.series.algorithm, c.series.man) == key), None)
+
+    def zeta_studies(self) -> list[list[Series]]:
         """The series of each algorithm and partition that was run with three ζ > 0 or more, ζ ascending."""
-        lines: dict[tuple[str, str], list[Series]] = {}
-        for s in [*(cell.series for cell in self.cells), *self.others]:
+        studies: dict[tuple[str, str], list[Series]] = {}
+        for s in self.all_series:
             if not s.variant:
-                lines.setdefault((s.partition, s.algorithm), []).append(s)
-        return [sorted(line, key=lambda s: s.zeta) for line in lines.values() if sum(s.man for s in line) >= 3]
+                studies.setdefault((s.partition, s.algorithm), []).append(s)
+        return [sorted(study, key=lambda s: s.zeta) for study in studies.values() if sum(s.man for s in study) >= 3]
 
     def variants(self) -> list[tuple[str, Series, Cell | None]]:
-        """Series apart from the table and the ζ study: how each departs, and the cell it departs from."""
-        study = {id(s) for line in self.zeta_series() for s in line}
-        found = {(c.series.partition, c.series.algorithm, c.series.man): c for c in self.cells}
+        """Series outside the table and the ζ studies: what is changed in each, and the cell it is a variant of."""
+        studied = [s for study in self.zeta_studies() for s in study]
         made = []
         for s in self.others:
-            if id(s) not in study:
-                words = [s.departs] if s.variant else []
-                words += [f"ζ={s.zeta:g}"] if s.zeta not in (0, self.zeta) else []
-                made.append((", ".join(words), s, found.get((s.partition, s.algorithm, s.man))))
+            if s not in studied:
+                zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zeta) else ""
+                made.append((", ".join(filter(None, (s.variant, zeta))), s, self.cell(s, s.man)))
         return made
 
 
-def boards(everything: Iterable[Series]) -> list[Board]:
-    """A board for each data set."""
+def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
+    """A comparison for each data set."""
     by_dataset: dict[str, list[Series]] = {}
-    for s in everything:
+    for s in all_series:
         by_dataset.setdefault(s.dataset, []).append(s)
     made = []
     for dataset, members in by_dataset.items():
-        zeta = ZETA.get(dataset) or _commonest([s for s in members if s.man])
+        usual = Counter(s.zeta for s in members for _ in s.runs if s.man and not s.variant)
+        zeta = ZETA.get(dataset) or max(usual, key=usual.__getitem__, default=0.0)
         main = [s for s in members if not s.variant and s.zeta in (0, zeta)]
         cells = [Cell(s, paper.target(dataset, s.partition, s.algorithm, s.man)) for s in main]
-        made.append(Board(dataset, zeta, cells, [s for s in members if s not in main]))
+        made.append(Comparison(dataset, zeta, cells, [s for s in members if s not in main]))
     return made
 
 
-def swapped(cell: Cell) -> Target | None:
-    """The paper's cell if its two Dirichlet headers have changed places."""
+def headers_swapped(cell: Cell) -> Cell:
+    """The cell beside the paper's figures with its two Dirichlet headers exchanged."""
     s = cell.series
-    return paper.target(s.dataset, paper.SWAPPED.get(s.partition, s.partition), s.algorithm, s.man)
-
-
-def _commonest(members: list[Series]) -> float:
-    counts = Counter(s.zeta for s in members for _ in s.runs if not s.variant)
-    return counts.most_common(1)[0][0] if counts else 0.0
+    return Cell(s, paper.target(s.dataset, paper.SWAPPED.get(s.partition, s.partition), s.algorithm, s.man))

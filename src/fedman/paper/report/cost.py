@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedman.data import SPECS
 from fedman.models import build
 from fedman.paper.report.series import Series
-from fedman.paper.report.tables import NOTHING, Table
+from fedman.paper.report.sources import StepCost
+from fedman.paper.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -25,26 +26,19 @@ class Layer:
     man: int
 
 
-def layers(model: nn.Module, shape: Sequence[int]) -> list[Layer]:
+def layers(name: str, shape: Sequence[int], classes: int) -> list[Layer]:
     """The paper's formula for every layer: C_o·H_o·W_o·C_i·K² or d_i·d_o of its own, one more per output for MAN."""
-    found: list[Layer] = []
+    model = build(name, shape, classes)
+    found = []
 
-    def count(name: str) -> Any:
-        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            fan_in = math.prod(module.weight.shape[1:])
-            found.append(Layer(name, output[0].numel() * fan_in, output[0].numel()))
+    def count(name: str, fan_in: int, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found.append(Layer(name, output[0].numel() * fan_in, output[0].numel()))
 
-        return hook
-
-    handles = [
-        module.register_forward_hook(count(name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear)
-    ]
+    for part, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(partial(count, part, math.prod(module.weight.shape[1:])))
     with torch.no_grad():
         model(torch.zeros(1, *shape))
-    for handle in handles:
-        handle.remove()
     return found
 
 
@@ -53,10 +47,10 @@ def formula(dataset: str) -> Table | None:
     spec = SPECS.get(dataset)
     if spec is None:
         return None
-    counted = layers(build(spec.model, spec.shape, spec.classes), spec.shape)
+    counted = layers(spec.model, spec.shape, spec.classes)
     rows = [[layer.name, f"{layer.own:,}", f"{layer.man:,}", _percent(layer.man / layer.own)] for layer in counted]
     own, man = sum(layer.own for layer in counted), sum(layer.man for layer in counted)
-    rows.append(["together", f"{own:,}", f"{man:,}", _percent(man / own)])
+    rows.append(["total", f"{own:,}", f"{man:,}", _percent(man / own)])
     header = ["layer", "multiplications", "MAN adds", "share"]
     note = (
         "One sample forward: C_o·H_o·W_o·C_i·K² for a convolution, d_i·d_o for a linear layer; MAN adds one per output."
@@ -64,27 +58,27 @@ def formula(dataset: str) -> Table | None:
     return Table(f"cost-{spec.model}", f"{spec.model}: the paper's count", header, rows, note)
 
 
-def measured(costs: Iterable[dict[str, Any]]) -> Table | None:
+def measured(costs: Iterable[StepCost]) -> Table:
     """Times of a training step, each against the plain step of the same measurement."""
     rows = [[c["where"], c["model"], c["kind"], f"{c['ms']:.3g}", f"{c['ratio']:.3f}"] for c in costs]
     header = ["where", "model", "step", "ms", "against plain"]
     note = "Medians of interleaved steps: forward, backward, update; SAM takes two gradients (benchmarks/man_cost.py)."
-    return Table("cost-step", "Time of a training step, measured", header, rows, note, 3) if rows else None
+    return Table("cost-step", "Time of a training step, measured", header, rows, note, 3)
 
 
-def runs(everything: Sequence[Series]) -> Table | None:
-    """Seconds a run, by data set, method and device; runs stacked on a GPU share their time evenly."""
+def runs(all_series: Sequence[Series]) -> Table:
+    """Seconds per run, by data set, method and device; runs stacked on a GPU share their time evenly."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for s in everything:
+    for s in all_series:
         for run in s.runs:
-            if not s.variant and isinstance(run.get("seconds"), int | float):
+            if not s.variant and "diverged" not in run:
                 beside = f", {run['stacked']} stacked" if run.get("stacked") else ""
-                key = s.dataset, s.method, f"{run.get('device', NOTHING)}{beside}", str(run.get("precision", NOTHING))
+                key = s.dataset, s.method, f"{run['device']}{beside}", run["precision"]
                 groups.setdefault(key, []).append(run["seconds"])
     rows = [[*key, f"{sum(v) / len(v):.1f}", str(len(v))] for key, v in groups.items()]
-    header = ["data", "method", "device", "precision", "s a run", "runs"]
+    header = ["data", "method", "device", "precision", "s per run", "runs"]
     note = "Wall time with evaluation every round. Runs that are stacked share their time evenly."
-    return Table("cost-runs", "Time of a run", header, rows, note, 4) if rows else None
+    return Table("cost-runs", "Time of a run", header, rows, note, 4)
 
 
 def _percent(share: float) -> str:

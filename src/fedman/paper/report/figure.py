@@ -1,39 +1,47 @@
-"""A picture three ways: PNG and SVG for files, and SVG in the page's colours, so that it is dark when the page is.
+"""Figures, drawn once by matplotlib: PNG and SVG files, and the same SVG as a part of the page.
 
-matplotlib draws everything, once. On the page its fixed colours become CSS variables, its groups get names that buttons
-can hide, and the place of the axes is handed on so that a pointer can be turned into a value.
+On the page the colours are CSS variables with a light and a dark value, and groups with a gid become elements with
+`data-series`, which buttons hide.
 """
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-INK, MUTED, RULE, PAPER = "#1f2430", "#6a7080", "#dfe2e8", "#ffffff"
-METHOD = {
-    "fedavg": "#2b6cb0",
-    "fedsam": "#d9772b",
-    "fedasam": "#0f8b8d",
-    "feddyn": "#2f855a",
-    "feddc": "#c53f4a",
-    "fedspeed": "#7b4fb5",
-    "fedprox": "#8a6d3b",
-    "scaffold": "#5a6472",
+from fedman.paper.report.series import Setting, slug
+
+COLOURS = {
+    "sheet": ("#ffffff", "#1b1e26"),
+    "ink": ("#1f2430", "#e7e9ee"),
+    "muted": ("#646b7b", "#9aa1b1"),
+    "rule": ("#dfe2e8", "#323743"),
+    "fedavg": ("#2b6cb0", "#6aa5e8"),
+    "fedsam": ("#d9772b", "#f0a060"),
+    "fedasam": ("#0f8b8d", "#4cc3c4"),
+    "feddyn": ("#2f855a", "#68c290"),
+    "feddc": ("#c53f4a", "#f07f87"),
+    "fedspeed": ("#7b4fb5", "#b796e8"),
+    "fedprox": ("#8a6d3b", "#cbab74"),
+    "scaffold": ("#5a6472", "#a2adbd"),
 }
-VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--sheet"}
-VARIABLES |= {tone: f"--{method}" for method, tone in METHOD.items()}
+"""Name of a colour, which is also its CSS variable: its value on a light and on a dark page."""
+
+SHEET, INK, MUTED, RULE = (COLOURS[name][0] for name in ("sheet", "ink", "muted", "rule"))
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "svg.hashsalt": "fedman",
     "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.titlecolor": INK,
@@ -59,9 +67,31 @@ STYLE: dict[str, Any] = {
 }
 
 
+class Line(TypedDict):
+    """A curve for the pointer; `series` is that of its element."""
+
+    label: str
+    series: str
+    x: list[float]
+    y: list[float]
+
+
+class Hover(TypedDict, total=False):
+    """What the pointer shows (`page.js`): curves, or points with a text each, or a grid of values."""
+
+    lines: list[Line]
+    x: str  # the name of the curves' x
+    points: list[tuple[float, float, str]]
+    grid: list[list[float]]
+    rows: tuple[float, float]  # y of the grid's first and last row
+    columns: tuple[float, float]
+    value: str  # what the grid's values are
+    names: tuple[str, str]  # of the grid's columns and rows
+
+
 @dataclass(frozen=True)
 class Picture:
-    """`inline` goes into the page, `svg` and `png` into files; `hover` says where a pointer is in terms of the data."""
+    """A figure in its three forms; `hover` is a JSON text, empty where there is nothing for the pointer."""
 
     name: str
     title: str
@@ -72,8 +102,13 @@ class Picture:
 
 
 def colour(algorithm: str) -> str:
-    """The colour of an algorithm, the same in every picture."""
-    return METHOD.get(algorithm, MUTED)
+    """The colour of an algorithm, the same in every figure."""
+    return COLOURS.get(algorithm, COLOURS["muted"])[0]
+
+
+def styled() -> AbstractContextManager[None]:
+    """The context in which figures are drawn."""
+    return rc_context(STYLE)  # type: ignore[arg-type]
 
 
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
@@ -84,51 +119,52 @@ def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figu
     return figure, figure.add_axes(place, **options)
 
 
-def finish(name: str, title: str, figure: Figure, hover: dict[str, Any] | None = None) -> Picture:
-    """Render. `hover`: what `page.js` needs beside the place of the axes, which is added here."""
+def draw_curve(
+    axes: Any, of: Setting, x: np.ndarray, y: np.ndarray, *, digits: int = 4, width: float = 1.5,
+    band: Sequence[np.ndarray] = (),
+) -> Line:  # fmt: skip
+    """Draw a method's curve, dashed without MAN, and the band between two others; the curve for the pointer."""
+    series = f"{slug(of.algorithm)} {'man' if of.man else 'plain'}"
+    style: dict[str, Any] = {} if of.man else {"linestyle": (0, (4, 2))}
+    tone, width = colour(of.algorithm), width if of.man else 0.75 * width
+    axes.plot(x, y, color=tone, label=of.method, gid=series, linewidth=width, **style)
+    if band:
+        axes.fill_between(x, *band, color=tone, alpha=0.18, linewidth=0, gid=series)
+    return {
+        "label": of.method,
+        "series": series,
+        "x": [round(float(v), 3) for v in x],
+        "y": [float(f"{float(v):.{digits}g}") for v in y],
+    }
+
+
+def finish(name: str, title: str, figure: Figure, hover: Hover | None = None) -> Picture:
+    """Render a figure with one pair of axes, whose place goes into what the pointer needs."""
     svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    with rc_context({"svg.hashsalt": name}):  # reproducible ids that no other figure of the page has
+        figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     figure.savefig(png, format="png", dpi=150)
+    data = ""
     if hover is not None:
         axes = figure.axes[0]
         width, height = (72 * side for side in figure.get_size_inches())
         place = axes.get_position()
         box = place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height
-        hover = hover | {
+        placed = hover | {
             "box": [round(v, 2) for v in box],
-            "xlim": list(axes.get_xlim()),
-            "ylim": list(axes.get_ylim()),
+            "xlim": axes.get_xlim(),
+            "ylim": axes.get_ylim(),
             "xlog": axes.get_xscale() == "log",
             "ylog": axes.get_yscale() == "log",
         }
-    inline = _inline(name, title, svg.getvalue().decode())
-    data = json.dumps(hover, separators=(",", ":"), ensure_ascii=False, allow_nan=False) if hover else ""
-    return Picture(name, title, inline, svg.getvalue(), png.getvalue(), data)
+        data = json.dumps(placed, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Picture(name, title, _inline(svg.getvalue().decode()), svg.getvalue(), png.getvalue(), data)
 
 
-def styled() -> Any:
-    """The context in which pictures are drawn."""
-    return rc_context(STYLE)  # type: ignore[arg-type]
-
-
-def _inline(name: str, title: str, svg: str) -> str:
-    """The <svg> element alone: colours by variable, ids of its own, groups named for the buttons, no needless digit."""
+def _inline(svg: str) -> str:
+    """The <svg> element for the page. matplotlib numbers its own groups: `line2d_3`; those ids are dropped."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
-    box = re.search(r'viewBox="[^"]*"', svg)
-    head = f'<svg {box[0] if box else ""} role="img" aria-label="{html.escape(title)}">'
-    svg = head + svg[svg.index(">") + 1 :]
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0], svg)
-    svg = re.sub(r"font-family: [^;]*; ", "", svg)
-    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, svg)
-    svg = re.sub(r'id="series:([\w.:-]+)"', lambda m: f'data-series="{m[1].replace(":", " ")}"', svg)
-    svg = svg.replace('id="legend"', 'class="legend"')
-    used = set(re.findall(r'(?:url\(#|xlink:href="#)([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
-    svg = re.sub(r'url\(#|xlink:href="#', lambda m: f"{m[0].removeprefix('xlink:')}{name}-", svg)
-    return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><").strip()
-
-
-def _shorter(attribute: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point."""
-    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", attribute[0])
+    for name, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{name})")
+    svg = re.sub(r'<g id="[\w.]+_\d+"', "<g", svg)
+    return svg.replace("<g id=", "<g data-series=")

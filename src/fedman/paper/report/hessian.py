@@ -3,170 +3,171 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.report.series import Setting, Variant, in_words, method_order, method_title, papers_variant
-from fedman.paper.report.tables import NOTHING, Table, slug
+from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurement, Measurements, Number, entries
+from fedman.paper.report.series import Setting, method_order, method_title, papers_variant, slug
+from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
 
-RUN = ("dataset", "partition", "algorithm", "zeta", "seed")  # what tells a measured run from others
 MODEL = "all"  # of a run's three models the one whose accuracy is reported
-
-
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Measured(Setting):
-    """The measurements of one run's model `all` by name; a measurement may have been made on several sample counts."""
+    """What was measured of one run's model `all`, in one file or several."""
 
     seed: int
-    entries: dict[str, list[Entry]]
+    files: list[Measurements] = field(compare=False)
 
     @property
     def label(self) -> str:
-        """The method, and how its setting departs from the paper's."""
-        return ", ".join(filter(None, (self.method, self.departs)))
+        """The method, and how its setting differs from the paper's."""
+        return ", ".join(filter(None, (self.method, self.variant)))
 
-    def best(self, name: str) -> Entry:
-        """The measurement on most samples; empty where there is none."""
-        return max(self.entries.get(name, []), key=samples, default={})
+    @cached_property
+    def best(self) -> Measurements:
+        """Of each measurement the one on most samples."""
+        best: Measurements = {}
+        for file in self.files:
+            for name, entry in entries(file).items():
+                if name not in best or samples(entry) > samples(entries(best)[name]):
+                    entries(best)[name] = entry
+        return best
 
-    def on(self, name: str, count: int) -> Entry:
-        """The measurement on so many samples, the one with most eigenvalues if there are several."""
-        found = [entry for entry in self.entries.get(name, []) if samples(entry) == count]
-        return max(found, key=lambda entry: len(entry.get("values", [])), default={})
+    @property
+    def top(self) -> float:
+        """λ_max; nan where it was not measured, or not finite."""
+        value = self.best["top"]["values"][0] if "top" in self.best else None
+        return math.nan if value is None else value
 
-    def figure(self, name: str) -> float:
-        """`top`: λ_max; `trace`: the trace; nan where it was not measured."""
-        entry = self.best(name)
-        value = entry.get("values", [None])[0] if name == "top" else entry.get("value")
-        return math.nan if value is None else float(value)
+    @property
+    def trace(self) -> float:
+        """The trace; nan where it was not measured, or not finite."""
+        value = self.best["trace"]["value"] if "trace" in self.best else None
+        return math.nan if value is None else value
 
 
-def read(records: Sequence[dict[str, Any]]) -> list[Measured]:
-    """The models `all` of these flatness records, in the paper's order; records of one run are put together."""
-    found: dict[tuple[Any, ...], Measured] = {}
+def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
+    """The models `all` of these records, in the paper's order; records of one run are put together."""
+    found: dict[Measured, Measured] = {}
     for record in records:
-        run, variant = {name: record["run"][name] for name in RUN}, _variant(record)
-        for name, entry in record["models"].get(MODEL, {}).items():
-            key = *run.values(), in_words(variant)
-            measured = found.setdefault(key, Measured(variant=variant, entries={}, **run))
-            measured.entries.setdefault(name, []).append(entry)
+        if MODEL in record["models"]:
+            run, variant = record["run"], _variant(record)
+            new = Measured(run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant, run["seed"], [])
+            found.setdefault(new, new).files.append(record["models"][MODEL])
     return sorted(
-        found.values(),
-        key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.departs, m.zeta, m.seed),
+        found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.variant, m.zeta, m.seed)
     )
 
 
-def _variant(record: dict[str, Any]) -> Variant:
-    """How the measured run departs from the paper's setting; files of earlier versions do not say."""
-    run = record["run"]
-    return papers_variant({**run["config"], **{name: run[name] for name in RUN}}) if "config" in run else ()
-
-
-def samples(entry: Entry) -> int:
-    """On how many training samples it was measured."""
-    return int(entry.get("samples", 0))
+def samples(entry: Measurement) -> int:
+    """The number of training samples; 0 where a file does not say."""
+    return entry.get("samples", 0)
 
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
-    """λ_max and trace of every method, mean over seeds, with the paper's; a table a partition."""
-    groups: dict[tuple[str, str], dict[tuple[str, float, str], list[Measured]]] = {}
+    """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
+    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
     for m in measured:
-        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.algorithm, m.zeta, m.departs), []).append(m)
+        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.label, m.zeta), []).append(m)
     return [_table(*key, list(members.values())) for key, members in groups.items()]
 
 
 def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
-    rows: list[list[str]] = []
-    tones: dict[tuple[int, int], str] = {}
-    doubts = False
+    rows = []
+    doubts = ""
     for members in groups:
-        printed = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
-        doubtful = printed is not None and bool(printed.doubt)
-        doubts |= doubtful
+        theirs = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
+        star = "*" if theirs and theirs.doubt else ""
+        doubts += star
         row = [members[0].label]
-        for name, digits in (("top", 2), ("trace", 0)):
-            values = [m.figure(name) for m in members if not math.isnan(m.figure(name))]
-            theirs = getattr(printed, name) if printed else None
-            tones[len(rows), len(row) + 1] = "quiet"
+        for values, printed, digits in (
+            ([m.top for m in members], theirs and theirs.top, 2),
+            ([m.trace for m in members], theirs and theirs.trace, 0),
+        ):
+            finite = [value for value in values if not math.isnan(value)]
             row += [
-                mean_std(values, digits),
-                f"{theirs:.{digits}f}{'*' if doubtful else ''}" if theirs is not None else NOTHING,
-                f"{np.mean(values) / theirs:.2f}" if theirs and values and not doubtful else NOTHING,
+                mean_std(finite, digits),
+                Toned(f"{printed:.{digits}f}{star}" if printed is not None else BLANK, "quiet"),
+                f"{np.mean(finite) / printed:.2f}" if printed and finite and not star else BLANK,
             ]
         rows.append([*row, str(len(members))])
     note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
     title = f"{paper.title(dataset)}, {paper.partition_title(partition)}: the Hessian"
-    return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note, tones=tones)
+    return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note)
 
 
-def layers(measured: Sequence[Measured]) -> Table | None:
-    """Each layer's own block beside the norm of what it is fed: the paper's mechanism, layer by layer."""
+def layers(measured: Sequence[Measured]) -> Table:
+    """Each layer's block of the Hessian beside the norm of the layer's input, which MAN lowers."""
     rows = []
     for m in measured:
-        for name, block in m.best("layers").get("blocks", {}).items():
-            figures = [block.get("top"), block.get("trace", {}).get("value"), block.get("input_norm")]
-            shown = [NOTHING if value is None else f"{value:.4g}" for value in figures]
-            rows.append([m.partition, m.label, str(m.seed), name, *shown])
+        for name, block in m.best["layers"]["blocks"].items() if "layers" in m.best else ():
+            figures = block["top"], block["trace"]["value"], block["input_norm"]
+            rows.append([m.partition, m.label, str(m.seed), name, *map(_text, figures)])
     header = ["partition", "method", "seed", "layer", "λ_max", "trace", "input norm"]
-    return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4) if rows else None
+    return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4)
 
 
-def clients(measured: Sequence[Measured]) -> Table | None:
+def clients(measured: Sequence[Measured]) -> Table:
     """The first step of the paper's argument: λ_max of the mean loss is at most the mean of the clients' λ_max."""
     rows = []
     for m in measured:
-        entry = m.best("clients")
-        if "top" in entry and "mean" in entry:
-            each = [v for v in entry.get("clients", []) if v is not None]
-            rest = [f"{min(each):.4g}", f"{max(each):.4g}"] if each else [NOTHING, NOTHING]
-            rows.append([m.partition, m.label, str(m.seed), f"{entry['top']:.4g}", f"{entry['mean']:.4g}", *rest])
+        if "clients" in m.best:
+            entry = m.best["clients"]
+            each = entry["clients"]
+            figures = entry["top"], entry["mean"], min(each, default=None), max(each, default=None)
+            rows.append([m.partition, m.label, str(m.seed), *map(_text, figures)])
     header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
-    return Table("hessian-clients", "λ_max of the clients", header, rows, words=3) if rows else None
+    return Table("hessian-clients", "λ_max of the clients", header, rows, words=3)
 
 
-def every(records: Sequence[dict[str, Any]]) -> Table | None:
+def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     """All measurements of λ_max and trace: of every model of a run, on every number of samples."""
     rows = set()
     for record in records:
         run = record["run"]
         title = method_title(run["algorithm"], run["zeta"] > 0)
-        words = [run["dataset"], run["partition"], title, in_words(_variant(record)), str(run["seed"])]
-        for model, entries in record["models"].items():
-            for name, what in (("top", "λ_max"), ("trace", "trace")):
-                entry = entries.get(name, {})
-                value = entry.get("values", [None])[0] if name == "top" else entry.get("value")
-                if value is not None:
-                    error = f"{entry['error']:.3g}" if entry.get("error") is not None else NOTHING
-                    rows.add((*words, model, what, f"{value:.5g}", error, str(samples(entry) or NOTHING)))
-    header = ["data", "partition", "method", "departs by", "seed", "model", "of the Hessian", "value",
-              "standard error", "samples"]  # fmt: skip
-    return (
-        Table("hessian-every", "Every measurement", header, [list(r) for r in sorted(rows)], words=7) if rows else None
-    )
+        first = run["dataset"], run["partition"], title, _variant(record), str(run["seed"])
+        for model, file in record["models"].items():
+            if "top" in file and (value := file["top"]["values"][0]) is not None:
+                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(samples(file["top"]) or BLANK)))
+            if "trace" in file and (value := file["trace"]["value"]) is not None:
+                error = file["trace"]["error"]
+                shown = BLANK if error is None else f"{error:.3g}"
+                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(samples(file["trace"]) or BLANK)))
+    header = ["data", "partition", "method", "changed", "seed", "model", "of the Hessian", "value", "standard error",
+              "samples"]  # fmt: skip
+    return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
 
 
 def basis(measured: Sequence[Measured]) -> str:
-    """What the Hessian is of, in words."""
-    counts = {samples(m.best(name)) for m in measured for name in ("top", "trace") if m.best(name)}
-    return f"Of the mean cross-entropy {said(counts)}, at the mean of all clients' last models."
+    """Which Hessian it is, in words."""
+    used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
+    counts = sorted({samples(entry) for entry in used} - {0})
+    known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
+    on = f"{known} training samples" if known else "training samples"
+    return f"Hessian of the mean cross-entropy on {on}, at the mean of all clients' last models."
 
 
-def said(counts: Iterable[int]) -> str:
-    """Sample counts in words."""
-    known = " and ".join(f"{count:,}".replace(",", " ") for count in sorted(set(counts)) if count)
-    return f"on {known} training samples" if known else "on training samples"
-
-
-def drops(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """Plain and MAN of the same algorithm, partition and seed in the paper's setting."""
+def plain_and_man(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    """Runs of the same algorithm, partition and seed without and with MAN, in the paper's setting."""
     found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured if not m.variant}
     return [(m, found[*key[:4], True]) for key, m in found.items() if not m.man and (*key[:4], True) in found]
+
+
+def _variant(record: FlatnessRecord) -> str:
+    """How the measured run differs from the paper's setting; unknown in files of earlier versions."""
+    run = record["run"]
+    keys = {key: run[key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
+    return papers_variant({**run["config"], **keys}) if "config" in run else ""
+
+
+def _text(value: Number) -> str:
+    return BLANK if value is None else f"{value:.4g}"

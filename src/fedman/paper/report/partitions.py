@@ -1,46 +1,46 @@
-"""Who had which classes, for the pictures of the partitions; without the images, where labels alone decide."""
+"""Figures of the partitions: how many samples of each class each client has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
 from fedman.data import SPECS, is_npz, load, partition
 from fedman.errors import UserError
-from fedman.paper.report.compare import Board
-from fedman.paper.report.curves import partition as draw
-from fedman.paper.report.figure import Picture
+from fedman.paper import targets as paper
+from fedman.paper.report.compare import Comparison
+from fedman.paper.report.figure import Picture, colour, finish, panel
+from fedman.paper.report.series import slug
+from fedman.runs.records import Axes, axes
 
 EVEN = ("cifar10", "cifar100", "tiny-imagenet")
 """Data sets with as many training samples of every class. A Dirichlet split draws from pools of a class, so that its
 table of counts needs no more than that; so does iid by class, and a permutation of samples that are sorted by class."""
 
 
-def pictures(board: Board) -> list[Picture]:
-    """A picture for each partition of a board whose labels are known, on one scale."""
+def pictures(data: Comparison) -> list[Picture]:
+    """A figure for each partition of a data set whose labels are known, on one scale."""
     found = []
-    for name in board.partitions:
-        config = board.of(name)[0].series.runs[0]["config"]
+    for name in data.partitions:
+        config = axes(data.of(name)[0].series.runs[0])
         labels, classes = _labels(config)
         if labels is not None:
-            options = {"seed": config.get("partition_seed", 0), "sigma": config.get("unbalanced", 0.0)}
-            parts = partition.split(
-                labels, name, config["clients"], classes=classes, dataset=config["dataset"], **options
-            )
+            seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
+            iid = SPECS[data.dataset].iid if data.dataset in SPECS else "shuffled"
+            parts = partition.split(labels, name, config["clients"], classes=classes, iid=iid, seed=seed, sigma=sigma)
             facts = partition.heterogeneity(labels, parts, classes)
-            found.append((name, partition.table(labels, parts, classes), facts))
+            found.append((name, partition.table(labels, parts, classes), facts["classes"]))
     most = max((int(counts.max()) for _, counts, _ in found), default=0)
-    return [draw(board.dataset, name, counts, facts, most) for name, counts, facts in found]
+    return [_heat_map(data.dataset, name, counts, mean, most) for name, counts, mean in found]
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[np.ndarray | None, int]:
+def _labels(config: Axes) -> tuple[np.ndarray | None, int]:
+    """The training labels, without the images where every class has as many, and the number of classes."""
     name = config["dataset"]
     if name in EVEN:
-        if name == "cifar10" and config["partition"] == "iid":
-            return None, 0  # blocks of the files' own order
         spec = SPECS[name]
+        if config["partition"] == "iid" and spec.iid == "stored":
+            return None, 0  # depends on the order of the labels in the files
         return np.repeat(np.arange(spec.classes), spec.train // spec.classes), spec.classes
     if name == "digits" or is_npz(name):
         try:
@@ -49,3 +49,23 @@ def _labels(config: Mapping[str, Any]) -> tuple[np.ndarray | None, int]:
             return None, 0  # a user's file that is no longer there
         return data.y_train, data.classes
     return None, 0
+
+
+def _heat_map(dataset: str, name: str, counts: np.ndarray, mean: float, most: int) -> Picture:
+    """Samples of each class (row) at each client (column); the darkest shade is `most` samples."""
+    clients, classes = counts.shape
+    figure, axes = panel()
+    tone = colour("fedavg")
+    shades = LinearSegmentedColormap.from_list("clients", [(0, f"{tone}18"), (0.5, f"{tone}a0"), (1, f"{tone}ff")])
+    shown = np.ma.masked_equal(counts.T, 0)
+    axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=shades, norm=PowerNorm(0.5, 0, most))
+    axes.grid(visible=False)
+    axes.locator_params(integer=True)
+    where = paper.partition_title(name)
+    axes.set(title=f"{where}: {mean:.0f} classes per client", xlabel="client", ylabel="class")
+    title = f"{paper.title(dataset)}, {where}: {clients} clients, {classes} classes"
+    return finish(
+        f"{slug(dataset)}-{slug(name)}-partition", title, figure,
+        {"grid": counts.T.tolist(), "rows": (0, classes - 1), "columns": (0, clients - 1), "value": "samples",
+         "names": ("client", "class")},
+    )  # fmt: skip

@@ -1,14 +1,13 @@
-"""Runs grouped into series: one setting, several seeds; means, spreads and curves over the seeds."""
+"""Runs grouped into series: the seeds of one setting, with their mean, spread and mean curve."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,12 @@ from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.paper import targets as paper
-from fedman.paper.presets import METHODS
-from fedman.runs.folder import LOCAL
-from fedman.runs.results import Row
+from fedman.paper.presets import METHODS, PRESETS
+from fedman.runs.records import LOCAL, ResultRow, Settings, axes
 
 AXES = ("dataset", "partition", "algorithm", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
-"""Keys that neither name a series nor make it a variant; precision is looked at apart."""
+"""Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,7 @@ class Curve:
     high: np.ndarray
 
 
-Variant = tuple[tuple[str, Any], ...]
-"""How a setting departs from the usual one: keys and their values."""
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Setting:
     """What a row of the paper's tables is about."""
 
@@ -47,7 +41,7 @@ class Setting:
     partition: str
     algorithm: str
     zeta: float
-    variant: Variant
+    variant: str  # the keys whose values are not the usual ones: "rho=0.1, stale_ascent=true"
 
     @property
     def man(self) -> bool:
@@ -59,22 +53,17 @@ class Setting:
         """As the paper names it: FedDC, FedDC+MAN."""
         return method_title(self.algorithm, self.man)
 
-    @property
-    def departs(self) -> str:
-        """The variant in words."""
-        return in_words(self.variant)
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Series(Setting):
-    """The runs of one setting, a seed each."""
+    """The runs of one setting, one for each seed."""
 
-    runs: list[Row] = field(repr=False)
+    runs: list[ResultRow] = field(repr=False, compare=False)
 
     @cached_property
     def accuracies(self) -> list[float]:
-        """Of `all` in percent, seed by seed; nan where a run diverged."""
-        return [math.nan if "diverged" in run else float(run["accuracy"]["all"]) for run in self.runs]
+        """The accuracy of `all` in percent for each seed; nan where a run diverged."""
+        return [math.nan if "diverged" in run else run["accuracy"]["all"] for run in self.runs]
 
     @property
     def mean(self) -> float:
@@ -90,23 +79,17 @@ class Series(Setting):
     @property
     def target(self) -> float | None:
         """The accuracy for rounds-to-target, in percent."""
-        return self.runs[0]["config"].get("target")
+        return axes(self.runs[0]).get("target")
 
     @property
     def length(self) -> int:
         """T, the number of rounds."""
-        return int(self.runs[0]["config"]["rounds"])
+        return axes(self.runs[0])["rounds"]
 
     @property
     def rounds_to_target(self) -> float:
         """The median over seeds of the first round at the target; inf where most seeds never get there."""
-        return statistics.median(run.get("rounds_to_target") or math.inf for run in self.runs)
-
-    @property
-    def seconds(self) -> float | None:
-        """The mean time of a run."""
-        spent = [run["seconds"] for run in self.runs if isinstance(run.get("seconds"), int | float)]
-        return statistics.fmean(spent) if spent else None
+        return statistics.median(first_at_target(run) or math.inf for run in self.runs)
 
     @cached_property
     def curve(self) -> Curve | None:
@@ -119,9 +102,9 @@ class Series(Setting):
         return Curve(rounds, values.mean(0), values.min(0), values.max(0))
 
 
-def in_words(variant: Variant) -> str:
-    """As it would be typed: stale_ascent=true, zeta=0.3."""
-    return ", ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in variant)
+def first_at_target(run: ResultRow) -> int | None:
+    """The first round of a run that reaches the target accuracy."""
+    return None if "diverged" in run else run["rounds_to_target"]
 
 
 def method_title(algorithm: str, man: bool) -> str:
@@ -132,83 +115,86 @@ def method_title(algorithm: str, man: bool) -> str:
 
 def method_order(algorithm: str) -> int:
     """The paper's order of rows."""
-    names = [*METHODS, *(name for name in ALGORITHMS if name not in METHODS)]
-    return names.index(algorithm) if algorithm in names else len(names)
+    return _position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
 
 
-def series(rows: Iterable[Row]) -> list[Series]:
+def slug(name: str) -> str:
+    """A name that is safe in a file's name and in an attribute."""
+    return "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"
+
+
+def series(rows: Sequence[ResultRow]) -> list[Series]:
     """All series of these runs, in the paper's order.
 
-    Runs that differ in precision alone make two series; the one with more seeds, or of the commoner precision, is the
-    main one.
+    Usual values are the paper's for its data sets, else the most frequent ones of the data set and algorithm. Runs that
+    differ in precision alone make two series; the one with more seeds, or of the more frequent precision, is the main
+    one, and has the runs that diverged, whose precision is not recorded.
     """
-    rows = list(rows)
-    usual, common = _usual(rows), Counter(str(row.get("precision", "")) for row in rows)
-    groups: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    configs: dict[tuple[str, str], list[Settings]] = {}
     for row in rows:
-        config = row["config"]
-        key = *(config[k] for k in ("dataset", "partition", "algorithm", "zeta")), _variant(config, usual(config))
-        groups.setdefault(key, {}).setdefault(str(row.get("precision", "")), {}).setdefault(config["seed"], row)
+        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"]), []).append(row["config"])
+    usual = {key: _most_frequent(members) for key, members in configs.items()}
+    frequency = Counter(map(_precision, rows))
+    groups: dict[Setting, dict[str, dict[int, ResultRow]]] = {}
+    for row in rows:
+        a = axes(row)
+        changes = _changes(row["config"], usual[a["dataset"], a["algorithm"]] | _papers(row["config"]))
+        setting = Setting(a["dataset"], a["partition"], a["algorithm"], a["zeta"], changes)
+        groups.setdefault(setting, {}).setdefault(_precision(row), {}).setdefault(a["seed"], row)
     made = []
-    for (dataset, partition, algorithm, zeta, variant), by_precision in groups.items():
-        main = max(by_precision, key=lambda p: (len(by_precision[p]), common[p], p))
+    for setting, by_precision in groups.items():
+        unknown = by_precision.pop("", {})
+        main = max(by_precision, key=lambda p: (len(by_precision[p]), frequency[p], p), default="")
+        by_precision[main] = unknown | by_precision.get(main, {})
         for precision, by_seed in by_precision.items():
-            extra = () if precision == main else (("precision", precision),)
+            other = "" if precision == main else f"precision={precision}"
+            variant = ", ".join(filter(None, (setting.variant, other)))
             runs = [by_seed[seed] for seed in sorted(by_seed)]
-            made.append(Series(dataset, partition, algorithm, float(zeta), (*variant, *extra), runs))
+            made.append(Series(**(vars(setting) | {"variant": variant}), runs=runs))
     return sorted(made, key=_order)
 
 
-def _order(s: Series) -> tuple[Any, ...]:
-    datasets, partitions = list(paper.TITLES), list(paper.PARTITIONS)
-    return (
-        datasets.index(s.dataset) if s.dataset in datasets else len(datasets),
-        s.dataset,
-        partitions.index(s.partition) if s.partition in partitions else len(partitions),
-        s.partition,
-        method_order(s.algorithm),
-        s.zeta,
-        s.departs,
-    )
+def papers_variant(config: Settings) -> str:
+    """The variant of a run against the paper's setting; none where its data set is not one of the paper's."""
+    return _changes(config, _papers(config))
 
 
-def _usual(rows: list[Row]) -> Any:
-    """The usual value of every key: the paper's for its data sets, else the most frequent one of the algorithm."""
-    counts: dict[tuple[str, str], dict[str, Counter[str]]] = {}
-    values: dict[str, Any] = {}
-    for row in rows:
-        config = row["config"]
-        for key, value in config.items():
-            text = repr(value)
-            values[text] = value
-            tally = counts.setdefault((config["dataset"], config["algorithm"]), {})
-            tally.setdefault(key, Counter())[text] += 1
-    known: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-
-    def usual(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        key = config["dataset"], config["partition"], config["algorithm"], config["zeta"] > 0
-        if key not in known:
-            tally = counts[config["dataset"], config["algorithm"]]
-            most = {name: values[max(sorted(t), key=t.__getitem__)] for name, t in tally.items()}
-            known[key] = {**most, **_papers(config)}
-        return known[key]
-
-    return usual
+def _order(s: Series) -> tuple[object, ...]:
+    place = (_position(paper.TITLES, s.dataset), s.dataset, _position(paper.PARTITIONS, s.partition), s.partition)
+    return *place, method_order(s.algorithm), s.zeta, s.variant
 
 
-def _papers(config: Mapping[str, Any]) -> dict[str, Any]:
+def _position(names: Iterable[str], name: str) -> int:
+    """Unknown names come last."""
+    known = list(names)
+    return known.index(name) if name in known else len(known)
+
+
+def _precision(row: ResultRow) -> str:
+    return "" if "diverged" in row else row["precision"]
+
+
+def _most_frequent(configs: Sequence[Settings]) -> Settings:
+    """The most frequent value of each key."""
+    found: Settings = {}
+    for key in {key for config in configs for key in config}:
+        values = {repr(config[key]): config[key] for config in configs if key in config}
+        found[key] = values[statistics.mode(sorted(repr(config[key]) for config in configs if key in config))]
+    return found
+
+
+def _papers(config: Settings) -> Settings:
+    """The paper's setting for a run's data, algorithm and ζ; empty where it has none."""
     keys = {k: config[k] for k in ("partition", "algorithm", "zeta")}
     try:
-        return resolve(keys, f"{config['dataset']}-dir0.3").flat() if paper.covers(config["dataset"]) else {}
+        name = str(config["dataset"])
+        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if paper.covers(name) else {}
     except UserError:
         return {}  # a results file of another version of the program
 
 
-def papers_variant(config: Mapping[str, Any]) -> Variant:
-    """How a run departs from the paper's setting; not at all where its data set is none of the paper's."""
-    return _variant(config, _papers(config))
-
-
-def _variant(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Variant:
+def _changes(config: Settings, usual: Settings) -> str:
+    """The keys with other values than the usual ones, as they would be typed."""
     apart = (*AXES, *HOUSEKEEPING)
-    return tuple((k, v) for k, v in sorted(config.items()) if k not in apart and v != usual.get(k, v))
+    changed = {k: v for k, v in sorted(config.items()) if k not in apart and v != usual.get(k, v)}
+    return ", ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in changed.items())

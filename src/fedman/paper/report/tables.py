@@ -1,18 +1,31 @@
-"""The report's tables: text in, text out, for the page, for CSV and for Markdown alike."""
+"""The report's tables, the same text for the page, CSV and Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import BELOW, MARKS, STD, Board, Cell, swapped
-from fedman.paper.report.series import Series
+from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, headers_swapped
+from fedman.paper.report.series import Series, first_at_target, slug
 from fedman.paper.targets import Target
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
 
-NOTHING = "–"
+BLANK = "–"
+Entry = TypeVar("Entry")
+
+
+class Toned(str):
+    """A cell's text with a CSS class."""
+
+    tone: str
+
+    def __new__(cls, text: str, tone: str) -> Toned:
+        made = super().__new__(cls, text)
+        made.tone = tone
+        return made
 
 
 @dataclass(frozen=True)
@@ -22,204 +35,174 @@ class Table:
     name: str
     title: str
     header: list[str]
-    rows: list[list[str]]
+    rows: Sequence[Sequence[str]]
     note: str = ""
     words: int = 1  # the first so many columns are words, the others figures
-    tones: dict[tuple[int, int], str] = field(default_factory=dict)  # marks of cells by row and column
 
     def markdown(self) -> str:
         return f"**{self.title}**\n\n{markdown(self.header, self.rows)}" + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
-        """For programs: nothing where there is nothing, and a minus that they know."""
-        plain = [["" if cell == NOTHING else cell.replace("−", "-") for cell in row] for row in self.rows]
+        """For programs: an empty cell for a blank one, and ASCII minus signs."""
+        plain = [["" if cell == BLANK else cell.replace("−", "-") for cell in row] for row in self.rows]
         return comma_separated(self.header, plain)
 
 
-def accuracy(board: Board) -> Table:
-    """Every cell of a data set, one a line, every figure in a column of its own."""
+def accuracy(data: Comparison) -> Table:
+    """Every cell of a data set on a line, every figure in a column of its own."""
     header = ["partition", "method", "accuracy", "std", "seeds", "rounds to target"]
-    header += ["paper", "paper's std", "difference", "agreement", "paper's rounds"] if board.printed else []
+    header += ["paper", "paper's std", "difference", "agreement", "paper's rounds"] if data.in_paper else []
     rows = []
-    for cell in board.cells:
+    for cell in data.cells:
         s, target = cell.series, cell.target
         mean = "diverged" if math.isnan(s.mean) else f"{s.mean:.2f}"
-        spread = NOTHING if s.std is None else f"{s.std:.2f}"
-        row = [s.partition, s.method, mean, spread, str(len(s.runs)), reached(s)]
-        if board.printed:
-            row += [f"{target.accuracy:.2f}", f"{target.std:.2f}"] if target else [NOTHING, NOTHING]
-            row += [points(cell.difference), MARKS[cell.mark][1], printed_rounds(cell)]
+        spread = BLANK if s.std is None else f"{s.std:.2f}"
+        row = [s.partition, s.method, mean, spread, str(len(s.runs)), rounds_text(s)]
+        if data.in_paper:
+            row += [f"{target.accuracy:.2f}", f"{target.std:.2f}"] if target else [BLANK, BLANK]
+            row += [points(cell.difference), MARKS[cell.mark][1], _paper_rounds(cell)]
         rows.append(row)
-    note = f"ζ = {board.zeta:g}; percent, of the mean of all clients' last models, over seeds."
-    return Table(f"{slug(board.dataset)}-accuracy", f"{board.title}: accuracy", header, rows, note, 2)
+    note = f"ζ = {data.zeta:g}; percent, of the mean of all clients' last models, over seeds."
+    return Table(f"{slug(data.dataset)}-accuracy", f"{data.title}: accuracy", header, rows, note, 2)
 
 
-def headline(board: Board) -> Table:
-    """The paper's own layout: a line a method, a column a partition, the paper's figure in brackets."""
-    header = ["method", *(paper.partition_title(p) for p in board.partitions)]
-    cells = {(c.series.method, c.series.partition): c for c in board.cells}
-    rows = []
-    for method in dict.fromkeys(method for method, _ in cells):
-        row = [method]
-        for partition in board.partitions:
-            cell = cells.get((method, partition))
-            text = NOTHING if cell is None else mean_std(cell.series.accuracies)
-            if cell is not None and cell.target is not None:
-                text += f" ({printed(cell.target)}) {MARKS[cell.mark][0]}"
-            row.append(text)
-        rows.append(row)
-    brackets = "; the paper's in brackets" if board.printed else ""
-    note = f"ζ = {board.zeta:g}, {seeds(board)}{brackets}. {legend(board)}".strip()
-    return Table(f"{slug(board.dataset)}-headline", f"{board.title}, accuracy in %", header, rows, note)
+def headline(data: Comparison) -> Table:
+    """The paper's own layout: a row for each method, a column for each partition, the paper's figure in brackets."""
+
+    def texts(cell: Cell) -> list[str]:
+        beside = f" ({paper_accuracy(cell.target)}) {MARKS[cell.mark][0]}" if cell.target else ""
+        return [mean_std(cell.series.accuracies) + beside]
+
+    brackets = "; the paper's in brackets" if data.in_paper else ""
+    note = f"ζ = {data.zeta:g}, {data.seeds}{brackets}. {legend(data)}".strip()
+    cells = {(c.series.method, c.series.partition): c for c in data.cells}
+    return _by_partition(data, "headline", f"{data.title}, accuracy in %", "method", cells, texts, [], note)
 
 
-def gains(board: Board) -> Table:
-    """What MAN adds to each algorithm, a column a partition."""
-    pairs = {(pair.plain.series.method, pair.plain.series.partition): pair for pair in board.pairs}
-    header, rows = ["algorithm"], []
-    for part in board.partitions:
-        header += [paper.partition_title(part), *(["paper"] if board.printed else [])]
-    for method in dict.fromkeys(method for method, _ in pairs):
-        row = [method]
-        for part in board.partitions:
-            pair = pairs.get((method, part))
-            row.append(points(pair.gain if pair else None))
-            row += [points(pair.printed_gain if pair else None)] if board.printed else []
-        rows.append(row)
-    return Table(f"{slug(board.dataset)}-gain", f"{board.title}: points that MAN adds", header, rows)
+def gains(data: Comparison) -> Table:
+    """What MAN adds to each algorithm."""
+    pairs = {(pair.plain.series.method, pair.plain.series.partition): pair for pair in data.pairs}
+    more = ["paper"] if data.in_paper else []
+    title = f"{data.title}: points that MAN adds"
+    return _by_partition(
+        data, "gain", title, "algorithm", pairs, lambda pair: [points(pair.gain), points(pair.paper_gain)], more
+    )
 
 
-def rounds(board: Board) -> Table | None:
+def rounds(data: Comparison) -> Table | None:
     """Rounds to the target, beside the paper's."""
-    goal = next((cell.series.target for cell in board.cells), None)
-    if goal is None:
+    if data.target is None:
         return None
-    header = ["method"]
-    rows: list[list[str]] = []
-    tones: dict[tuple[int, int], str] = {}
-    for part in board.partitions:
-        header += [paper.partition_title(part), *(["paper", "ratio"] if board.printed else [])]
-    cells = {(c.series.method, c.series.partition): c for c in board.cells}
-    for method in dict.fromkeys(method for method, _ in cells):
-        row = [method]
-        for part in board.partitions:
-            cell = cells.get((method, part))
-            row.append(reached(cell.series) if cell else NOTHING)
-            if board.printed:
-                ratio = cell.rounds_ratio if cell else None
-                row += [printed_rounds(cell) if cell else NOTHING, NOTHING if ratio is None else f"{ratio:.2f}"]
-                tones[len(rows), len(row) - 2] = "quiet"
-            if cell and cell.rounds_agree is not None:
-                tones[len(rows), len(row) - 1] = STD if cell.rounds_agree else BELOW
-        rows.append(row)
+
+    def texts(cell: Cell) -> list[str]:
+        ratio = BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}"
+        tone = "" if cell.rounds_agree is None else STD if cell.rounds_agree else BELOW
+        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, tone)]
+
     note = "Median over seeds of the first round in which the mean of all clients reaches the target."
-    if board.printed:
-        note += " Green: at most 20 % more than in the paper."
-    title = f"{board.title}: rounds to {goal:g} %"
-    return Table(f"{slug(board.dataset)}-rounds", title, header, rows, note, tones=tones)
+    note += " Green: at most 20 % more than in the paper." if data.in_paper else ""
+    cells = {(c.series.method, c.series.partition): c for c in data.cells}
+    more = ["paper", "ratio"] if data.in_paper else []
+    title = f"{data.title}: rounds to {data.target:g} %"
+    return _by_partition(data, "rounds", title, "method", cells, texts, more, note)
 
 
-def readings(board: Board) -> Table:
+def _by_partition(
+    data: Comparison, name: str, title: str, first: str, entries: dict[tuple[str, str], Entry],
+    texts: Callable[[Entry], list[str]], more: list[str], note: str = "",
+) -> Table:  # fmt: skip
+    """A row for each method; for each partition a column of its own and one for each of `more`."""
+    header, rows = [first], []
+    for partition in data.partitions:
+        header += [paper.partition_title(partition), *more]
+    for method in dict.fromkeys(method for method, _ in entries):
+        row = [method]
+        for partition in data.partitions:
+            entry = entries.get((method, partition))
+            row += ([BLANK] * 3 if entry is None else texts(entry))[: 1 + len(more)]
+        rows.append(row)
+    return Table(f"{slug(data.dataset)}-{name}", title, header, rows, note)
+
+
+def readings(data: Comparison) -> Table:
     """CIFAR-10 beside both readings of the paper's columns."""
     header = ["partition", "method", "accuracy %", "as printed", "difference", "headers swapped", "difference"]
-    rows: list[list[str]] = []
-    tones: dict[tuple[int, int], str] = {}
-    for cell in board.cells:
-        other = Cell(cell.series, swapped(cell))
-        words = [cell.series.partition, cell.series.method, mean_std(cell.series.accuracies)]
-        figures = [text for c in (cell, other) for text in (printed(c.target), points(c.difference))]
-        tones |= {(len(rows), 4): cell.mark, (len(rows), 6): other.mark}
-        rows.append([*words, *figures])
+    rows = []
+    for cell in data.cells:
+        row = [cell.series.partition, cell.series.method, mean_std(cell.series.accuracies)]
+        for c in (cell, headers_swapped(cell)):
+            row += [paper_accuracy(c.target), Toned(points(c.difference), c.mark)]
+        rows.append(row)
     note = (
         "In all twelve rows of the paper's table the column headed δ = 0.6 is lower than the one headed δ = 0.3, "
         "although it is the easier split: the two headers have probably changed places."
     )
-    return Table(f"{slug(board.dataset)}-readings", f"{board.title}: both readings", header, rows, note, 2, tones)
+    return Table(f"{slug(data.dataset)}-readings", f"{data.title}: both readings", header, rows, note, 2)
 
 
-def sensitivity(board: Board) -> Table | None:
+def sensitivity(data: Comparison) -> Table:
     """Accuracy against ζ."""
     rows = [
-        [s.partition, s.method, f"{s.zeta:g}", mean_std(s.accuracies), str(len(s.runs)), reached(s)]
-        for line in board.zeta_series()
-        for s in line
+        [s.partition, s.method, f"{s.zeta:g}", mean_std(s.accuracies), str(len(s.runs)), rounds_text(s)]
+        for study in data.zeta_studies()
+        for s in study
     ]
-    goal = next((cell.series.target for cell in board.cells), None)
-    header = ["partition", "method", "ζ", "accuracy %", "seeds", f"rounds to {goal:g} %" if goal else "rounds"]
-    title = f"{board.title}: accuracy against ζ"
-    return Table(f"{slug(board.dataset)}-zeta", title, header, rows, words=2) if rows else None
+    goal = f"rounds to {data.target:g} %" if data.target else "rounds"
+    header = ["partition", "method", "ζ", "accuracy %", "seeds", goal]
+    return Table(f"{slug(data.dataset)}-zeta", f"{data.title}: accuracy against ζ", header, rows, words=2)
 
 
-def variants(board: Board) -> Table | None:
+def variants(data: Comparison) -> Table:
     """Settings on which paper and code disagree, beside the usual setting."""
-    header = ["partition", "method", "departs by", "accuracy %", "seeds", "usual setting", "difference"]
-    header += ["paper"] if board.printed else []
+    header = ["partition", "method", "changed", "accuracy %", "seeds", "usual setting", "difference"]
+    header += ["paper"] if data.in_paper else []
     rows = []
-    for words, s, usual in board.variants():
-        change = points(s.mean - usual.series.mean) if usual else NOTHING
-        row = [s.partition, s.method, words, mean_std(s.accuracies), str(len(s.runs))]
-        row += [mean_std(usual.series.accuracies) if usual else NOTHING, change]
-        target = paper.target(s.dataset, s.partition, s.algorithm, s.man)
-        rows.append([*row, printed(target)] if board.printed else row)
-    title = f"{board.title}: other readings of the paper and its code" if board.printed else f"{board.title}: variants"
-    return Table(f"{slug(board.dataset)}-variants", title, header, rows, words=3) if rows else None
+    for changes, s, usual in data.variants():
+        row = [s.partition, s.method, changes, mean_std(s.accuracies), str(len(s.runs))]
+        row += [mean_std(usual.series.accuracies), points(s.mean - usual.series.mean)] if usual else [BLANK, BLANK]
+        row += [paper_accuracy(paper.target(s.dataset, s.partition, s.algorithm, s.man))] if data.in_paper else []
+        rows.append(row)
+    title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
+    return Table(f"{slug(data.dataset)}-variants", title, header, rows, words=3)
 
 
-def every_run(everything: Sequence[Series]) -> Table:
-    """All runs, one a line."""
-    header = ["data", "partition", "method", "ζ", "departs by", "seed", "accuracy %", "rounds to target", "s",
+def all_runs(all_series: Sequence[Series]) -> Table:
+    """A row for each run."""
+    header = ["data", "partition", "method", "ζ", "changed", "seed", "accuracy %", "rounds to target", "s",
               "precision", "device", "version"]  # fmt: skip
     rows = []
-    for s in everything:
+    for s in all_series:
         for run, value in zip(s.runs, s.accuracies, strict=True):
-            first = run.get("rounds_to_target")
-            rows.append(
-                [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.departs, str(run["config"]["seed"]),
-                 mean_std([value]), str(first) if first else NOTHING, _text(run.get("seconds")),
-                 _text(run.get("precision")), _text(run.get("device")), _text(run.get("version"))]
-            )  # fmt: skip
+            row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.variant, str(run["config"]["seed"])]
+            row += [mean_std([value]), str(first_at_target(run) or BLANK)]
+            row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
+            rows.append([*row, run["version"]])
     return Table("all-runs", "Every run", header, rows, words=3)
 
 
-def seeds(board: Board) -> str:
-    """How many seeds its cells have."""
-    low, high = board.seeds
-    return ("one seed" if low == 1 else f"{low} seeds") if low == high else f"{low} to {high} seeds"
-
-
-def legend(board: Board) -> str:
+def legend(data: Comparison) -> str:
     """What the marks mean."""
-    return ", ".join(f"{sign} {words}" for sign, words in MARKS.values() if sign) + "." if board.printed else ""
+    return ", ".join(f"{sign} {meaning}" for sign, meaning in MARKS.values() if sign) + "." if data.in_paper else ""
 
 
-def printed(target: Target | None) -> str:
+def paper_accuracy(target: Target | None) -> str:
     """An accuracy of the paper."""
-    return NOTHING if target is None else f"{target.accuracy:.2f} ± {target.std:.2f}"
+    return BLANK if target is None else f"{target.accuracy:.2f} ± {target.std:.2f}"
 
 
-def printed_rounds(cell: Cell) -> str:
-    """Rounds of the paper."""
+def _paper_rounds(cell: Cell) -> str:
     if cell.target is None or cell.series.target is None:
-        return NOTHING
+        return BLANK
     return str(cell.target.rounds or "500+")
 
 
 def points(value: float | None, digits: int = 2) -> str:
     """A difference in points, with its sign."""
-    return NOTHING if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+    return BLANK if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
-def reached(s: Series) -> str:
+def rounds_text(s: Series) -> str:
     """The median first round at the target."""
     if s.target is None:
-        return NOTHING
+        return BLANK
     return f"{s.length}+" if math.isinf(s.rounds_to_target) else f"{s.rounds_to_target:g}"
-
-
-def slug(name: str) -> str:
-    """A name that is safe in a file's name."""
-    return "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"
-
-
-def _text(value: object) -> str:
-    return NOTHING if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)

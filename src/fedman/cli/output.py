@@ -1,0 +1,44 @@
+"""What commands print: messages, the result of a run, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from fedman.config import Config
+    from fedman.runs.records import Summary
+
+
+def print_message(message: str) -> None:
+    """A line on standard error. Control characters in it, which a file or a word may contain, are escaped."""
+    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
+    typer.echo("fedman: " + "\n".join(lines), err=True)
+
+
+def print_result(config: Config, summary: Summary, out: Path) -> None:
+    """The result of a run in two lines."""
+    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
+    reached = summary["rounds_to_target"] or f"{config.rounds}+"
+    target = f"; {config.target:g} % in round {reached}" if config.target else ""
+    how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
+    typer.echo(f"{config.method}: {accuracy}{target}; {how}")
+    typer.echo(f"written to {out}")
+
+
+def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
+    """A table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i else "left")
+    for line in lines:
+        table.add_row(*line)
+    console = Console()
+    console.width = console.width if console.is_terminal else 120
+    console.print(table)

@@ -1,0 +1,119 @@
+"""`fedman flower superexec`: starts the processes of ClientApps and ServerApps without importing torch anew.
+
+Flower's own SuperExec starts a new Python for every message, which costs several seconds of imports; Flower 1.41 keeps
+processes warm only for agents on Kubernetes. A SuperNode or SuperLink started with `--isolation process` leaves the
+work to another SuperExec, such as this one. It polls for tasks as Flower's does, with Flower's own parts, and runs each
+task in a fork of a server process that has imported torch and fedman. Every message still has its own process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from queue import Queue
+from typing import Any
+
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supercore.cli.flower_superexec import _parse_args
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.logger import mirror_output_to_queue
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
+from flwr.supercore.superexec.plugin import AutoExecPlugin
+from flwr.supercore.telemetry import EventType
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.superlink.runtime import run_serverapp
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+from fedman.errors import UserError
+
+PRELOADED = ("fedman.flower.app", "fedman.flower.client", "fedman.flower.worker")
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+def main(arguments: list[str]) -> None:
+    """Poll for tasks and start them, until a signal ends the process. The options are those of `flower-superexec`."""
+    parser = _parse_args()
+    parser.prog = "fedman flower superexec"
+    given = parser.parse_args(arguments)
+    address, root, insecure = given.runtime_api_address, given.root_certificates, given.insecure
+    interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    try:
+        secret = load_superexec_auth_secret(given.superexec_auth_secret_file)
+    except ValueError as error:
+        raise UserError(f"superexec-auth-secret-file: {error}") from None
+    if secret:
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE})))
+    if given.parent_pid is not None:
+        start_parent_process_monitor(given.parent_pid)
+    health = given.health_server_address
+    client = RuntimeHttpClient.from_server_address(
+        address,
+        insecure,
+        validate_and_resolve_root_certificates(root, insecure),
+        interceptors,
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    register_signal_handlers(
+        EventType.RUN_SUPEREXEC_LEAVE,
+        "SuperExec terminated gracefully.",
+        grpc_servers=[run_health_server_grpc_no_tls(health)] if health else [],
+        exit_handlers=[client.close],
+    )
+    executor = ForkExecutor()
+    plugin = AutoExecPlugin(address, insecure, root, given.runtime_dependency_install, executor=executor)
+    interval = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"))
+    while True:
+        executor.reconcile()
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
+        if found.HasField("task") and found.token:
+            plugin.launch_task(found.token, found.task)
+        time.sleep(interval)
+
+
+class ForkExecutor(SubprocessExecutor):
+    """Runs ClientApps and ServerApps in forks of a process that has imported what they need."""
+
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("forkserver")
+        imported = [name for name in sys.modules if name.startswith("fedman.")]  # a fork imports the command again
+        self.context.set_forkserver_preload([*PRELOADED, *imported])
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start the process of one task."""
+        if spec.task_type not in APPS:
+            return super().launch(spec)
+        options = {
+            "runtime_api_address": spec.runtime_api_address,
+            "token": spec.token,
+            "insecure": spec.insecure,
+            "certificates": validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
+            "parent_pid": spec.parent_pid,
+            "runtime_dependency_install": spec.runtime_dependency_install,
+        }
+        self.context.Process(target=APPS[spec.task_type], kwargs=options).start()
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Reap finished processes."""
+        multiprocessing.active_children()
+
+
+def _run_serverapp(**options: Any) -> None:
+    """A ServerApp whose output is also sent to the SuperLink, as the command `flwr-serverapp` does."""
+    lines: Queue[str | None] = Queue()
+    mirror_output_to_queue(lines)
+    run_serverapp(log_queue=lines, **options)
+
+
+APPS: dict[TaskType, Callable[..., None]] = {TaskType.CLIENT_APP: run_clientapp, TaskType.SERVER_APP: _run_serverapp}

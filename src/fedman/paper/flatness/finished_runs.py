@@ -1,0 +1,123 @@
+"""Reads finished runs for measurement: their configuration, models and training samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedman.config import CUSTOM, Config, resolve
+from fedman.data import Dataset, load, partition
+from fedman.data.augment import channels_first, normalise
+from fedman.data.images import holds_images
+from fedman.errors import UserError
+from fedman.paper.flatness.flatness_json import MeasuredRun
+from fedman.runs.build import initial_model
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import decisive
+
+MODELS = ("all", "sel", "cloud")
+Follow = Callable[[str, int, int], None]  # called with what is done, how much of it, and of how much at most
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The contents of a finished run's folder."""
+
+    folder: Path
+    config: Config
+    method: str
+    weights: dict[str, dict[str, Tensor]]  # by name of the model
+
+    @property
+    def about(self) -> MeasuredRun:
+        """What identifies this run, and the configuration that determined its result."""
+        c = self.config
+        return {
+            "method": self.method,
+            "dataset": c.dataset,
+            "partition": c.partition,
+            "clients": c.clients,
+            "model": c.model,
+            "algorithm": c.algorithm,
+            "zeta": c.zeta,
+            "rounds": c.rounds,
+            "seed": c.seed,
+            "config": decisive(c.flat()),
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The training samples to measure on, and which of them each client holds."""
+
+    chosen: Tensor  # [n], indices into the data set in ascending order
+    clients: list[Tensor]  # indices into `chosen`
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training samples as a model sees them, not augmented, and which of them each client holds."""
+
+    x: Tensor
+    y: Tensor
+    clients: list[Tensor]  # indices of samples
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """A run's configuration and models; an error if it is not finished or not a run of this program."""
+    files = RunFolder(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name the folder of a finished run")
+    if not files.config.exists():
+        raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
+    config = resolve(files.read_config())
+    if not files.summary.exists():
+        state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
+        raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
+    if CUSTOM in (config.dataset, config.model):
+        raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
+    return FinishedRun(folder, config, files.read_summary()["method"], files.read_models())
+
+
+def read_data(run: FinishedRun, data_dir: Path | None, reading: Follow | None) -> Dataset:
+    """The run's data set, by default from the folder that the run read it from."""
+    return load(run.config.dataset, data_dir or run.config.data_dir, reading)
+
+
+def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
+    """The run's model `which` as a module."""
+    if which not in run.weights:
+        raise UserError(f"{RunFolder(run.folder).model}: holds no model {which!r}, only {', '.join(run.weights)}")
+    model = initial_model(run.config.model, data, run.config.seed)
+    try:
+        model.load_state_dict(run.weights[which])
+    except RuntimeError:
+        raise UserError(f"{RunFolder(run.folder).model}: not weights of {run.config.model} for {data.name}") from None
+    return model
+
+
+def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int = 0) -> Selection:
+    """All training samples, or `count` of them drawn at random."""
+    n = len(data.y_train)
+    if count is not None and not 1 <= count <= n:
+        raise UserError(f"samples: {count}; 1 to {n} training samples are allowed")
+    chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: count or n].sort().values
+    place = torch.full((n,), -1)
+    place[chosen] = torch.arange(len(chosen))
+    c = run.config
+    clients = partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
+    parts = [place[torch.as_tensor(part)] for part in clients]
+    return Selection(chosen, [part[part >= 0] for part in parts])
+
+
+def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.dtype) -> Samples:
+    """The selected samples normalised, on the device."""
+    stored = torch.as_tensor(data.x_train)[which.chosen].to(device)
+    x = normalise(stored, data.mean, data.std, dtype)
+    x = channels_first(x).contiguous() if holds_images(stored) else x
+    y = torch.as_tensor(data.y_train)[which.chosen].to(device)
+    return Samples(x, y, [part.to(device) for part in which.clients])

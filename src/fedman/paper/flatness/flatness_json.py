@@ -1,0 +1,210 @@
+"""`flatness.json` in a run's folder: its types, and reading, extending and copying it.
+
+    {"format": 1, "run": {"method": …}, "models": {"all": {"top": {…}, "trace": {…}, …}, "sel": {…}}}
+
+Each measurement says how it was made and holds all numbers that its figures need. A measurement that is repeated
+replaces the earlier one; the others stay.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, cast
+
+from annotated_types import MinLen
+from typing_extensions import TypedDict
+
+from fedman.errors import UserError
+from fedman.runs.atomic import write_text, writing
+from fedman.runs.records import Axes, Settings, check, parse
+
+NAME = "flatness.json"
+FORMAT = 1
+Number = float | None  # None (null in JSON): not finite
+
+
+class Measurement(TypedDict, total=False):
+    """How a measurement was made. A layer's trace has no entries of its own from `seconds` on."""
+
+    method: str
+    products: int  # Hessian-vector products
+    seconds: float
+    samples: int
+    precision: str
+    batch_size: int
+    device: str
+    torch: str
+    version: str
+
+
+class LossMeasurement(Measurement):
+    """L and ‖∇L‖ at the model."""
+
+    value: Number
+    gradient_norm: Number
+
+
+class TopMeasurement(Measurement):
+    """The largest eigenvalues in descending order, or those of both ends."""
+
+    ends: str
+    tol: float
+    values: Annotated[list[Number], MinLen(1)]
+    residuals: list[Number]
+    converged: int  # how many of them
+
+
+class TraceMeasurement(Measurement):
+    """The trace with its standard error and confidence interval; `fedman.flatness.Trace` as JSON."""
+
+    value: Number
+    error: Number
+    interval: list[Number]
+    confidence: float
+    probes: int
+    converged: bool
+
+
+class DensityMeasurement(Measurement):
+    """Nodes and weights of each start, from which a density of any width can be drawn, and its moments."""
+
+    starts: int
+    steps: int
+    nodes: list[list[Number]]
+    weights: list[list[Number]]
+    moments: list[Number]
+    moment_errors: list[Number]
+
+
+class LayerBlock(TypedDict):
+    """One layer's diagonal block; `input_norm` is the mean ‖a‖² of the layer's input a, where it is known."""
+
+    parameters: int
+    top: Number
+    residual: Number
+    trace: TraceMeasurement
+    input_norm: Number
+
+
+class LayersMeasurement(Measurement):
+    """The diagonal block of every layer by name."""
+
+    blocks: dict[str, LayerBlock]
+
+
+class ClientsMeasurement(Measurement):
+    """λ_max of every client's loss, their mean, and λ_max of the mean loss; `fedman.flatness.ClientBound` as JSON."""
+
+    top: float
+    mean: float
+    clients: list[float]
+    residual: float
+
+
+class LandscapeMeasurement(Measurement):
+    """Losses at the offsets along one direction, or along two (one row for each offset along the first)."""
+
+    seed: int
+    offsets: list[Number]
+    losses: list[Number] | list[list[Number]]
+
+
+class Measurements(TypedDict, total=False):
+    """What has been measured of one model."""
+
+    loss: LossMeasurement
+    top: TopMeasurement
+    trace: TraceMeasurement
+    density: DensityMeasurement
+    layers: LayersMeasurement
+    clients: ClientsMeasurement
+    landscape: LandscapeMeasurement
+
+
+class MeasuredRun(Axes):
+    """What identifies the run, and the configuration that determined its result."""
+
+    method: str
+    model: str
+    config: NotRequired[Settings]  # not in files of earlier versions
+
+
+class FlatnessRecord(TypedDict):
+    """The whole file."""
+
+    format: int
+    run: MeasuredRun
+    models: dict[str, Measurements]  # by name: all, sel, cloud
+
+
+def read(path: Path) -> FlatnessRecord:
+    """The measurements in a file."""
+    try:
+        value = parse(path.read_bytes(), str(path), "a JSON file")
+    except OSError as error:
+        hint = f"measure the run first: fedman flatness {path.parent}"
+        raise UserError(f"{path}: {error.strerror or error}; {hint}") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise UserError(f"{path}: not measurements in format {FORMAT}")
+    return check(FlatnessRecord, value, str(path))
+
+
+def entries(measured: Measurements) -> dict[str, Measurement]:
+    """All measurements of a model by name, seen as what they have in common."""
+    return cast(dict[str, Measurement], measured)
+
+
+def add(folder: Path, run: MeasuredRun, model: str, measured: Measurements) -> None:
+    """Put measurements of one of the run's models into the file in its folder."""
+    path = folder / NAME
+    record: FlatnessRecord = read(path) if path.exists() else {"format": FORMAT, "run": run, "models": {}}
+    record["models"].setdefault(model, {}).update(_rounded(measured, 10))
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
+    write_text(path, text + "\n")
+
+
+def read_named(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Measurements]:
+    """The measurements of these models of these runs, under names that tell them apart."""
+    records = {folder: read(folder / NAME) for folder in folders}
+    methods = Counter(record["run"]["method"] for record in records.values())
+    found = {}
+    for folder, record in records.items():
+        method = record["run"]["method"]
+        name = method if methods[method] == 1 else f"{method} {folder}"
+        for model in models:
+            if model in record["models"]:
+                found[f"{name}, {model}" if len(models) > 1 else name] = record["models"][model]
+    if not found:
+        raise UserError(f"model: no measurement of {', '.join(models)} in {', '.join(map(str, folders))}")
+    return found
+
+
+def copy_compact(sources: Sequence[Path], out: Path) -> str:
+    """Copy the `flatness.json` of all runs below `sources` to `out`, numbers to five digits, and say how many."""
+    found = sorted({path for source in sources for path in source.rglob(NAME)})
+    if not found:
+        raise UserError(f"{', '.join(map(str, sources))}: no {NAME} here; measure the runs with fedman flatness")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for path in found:
+        record = read(path)
+        text = json.dumps(record | {"models": _rounded(record["models"], 5)}, ensure_ascii=False)
+        write_text(out / f"{path.parent.name}.{NAME}", text + "\n")
+    return f"flatness of {len(found)} runs in {out}"
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Numbers to so many significant digits; those that are not finite become None."""
+    if isinstance(value, dict):
+        return {key: _rounded(v, digits) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v, digits) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,86 @@
+"""MNIST and its like in every form in which people have them; damaged and hostile IDX files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import data_archives as make
+import pytest
+from data_bad_files import BOMB, Build, Case, Change, Sandbox, drop, edit, flip, keep, put, then
+
+from fedman import data
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dotted", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mnist", "MNIST/raw"),
+        ("mnist", "MNIST"),
+        ("mnist", "."),
+        ("mnist", "mnist"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+        ("fashion-mnist", "fashion-mnist"),
+    ],
+)
+def test_idx(tmp_path: Path, name: str, folder: str, packed: bool, dotted: bool) -> None:
+    files, (x_train, y_train, x_test, y_test) = make.idx_files(name)
+    for stem, content in files.items():
+        file = stem.replace("-idx", ".idx") if dotted else stem
+        file, content = (f"{file}.gz", make.gz(content)) if packed else (file, content)
+        make.write_folder(tmp_path / folder, {file: content})
+    loaded = data.load(name, tmp_path)
+    make.check(loaded, (x_train[..., None], y_train, x_test[..., None], y_test))
+    assert loaded.shape == (1, 28, 28)
+    assert not loaded.augment
+
+
+# --- bad files --------------------------------------------------------------------------------------------
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+
+
+def idx(change: Change, source: str = "mnist") -> Build:
+    def build(root: Path) -> None:
+        files, _ = make.idx_files(source)
+        change(files)
+        make.write_folder(root / "MNIST/raw", files)
+
+    return build
+
+
+def gz(content: bytes) -> Build:
+    """A gzipped file of images in the place of the plain one."""
+    return then(idx(drop(IMAGES)), lambda root: (root / f"MNIST/raw/{IMAGES}.gz").write_bytes(content))
+
+
+PACKED = make.gz(make.idx_files()[0][IMAGES])
+IDX = {
+    "labels missing": Case(LABELS, "has no", idx(drop(LABELS))),
+    "test images missing": Case(TEST_IMAGES, "has no", idx(drop(TEST_IMAGES))),
+    "wrong magic": Case(IMAGES, "not an IDX file", idx(edit(IMAGES, lambda b: b"\1" + b[1:]))),
+    "labels for images": Case(IMAGES, "not an IDX file", idx(put(IMAGES, make.idx_files()[0][LABELS]))),
+    "wrong count": Case(LABELS, "not an IDX file", idx(put(LABELS, struct.pack(">II", 0x801, 7) + bytes(6)))),
+    "count beyond memory": Case(
+        IMAGES, "not an IDX file", idx(put(IMAGES, struct.pack(">4I", 0x803, *[2**32 - 1] * 3)))
+    ),
+    "cut off": Case(IMAGES, "expected", idx(edit(IMAGES, lambda b: b[:-1]))),
+    "too long": Case(IMAGES, "at most", idx(edit(IMAGES, lambda b: b + b"x"))),
+    "empty": Case(IMAGES, "not an IDX file", idx(put(IMAGES, b""))),
+    "label too large": Case(LABELS, "label 10 of record 5", idx(edit(LABELS, lambda b: b[:-1] + b"\x0a"))),
+    "another set of the same shape": Case(LABELS, "another data set", idx(keep, "fashion-mnist")),
+    "gzip cut off": Case(IMAGES, "not a whole gzip", gz(PACKED[:-9])),
+    "gzip is text": Case(IMAGES, "not a whole gzip", gz(b"<html>")),
+    "gzip checksum wrong": Case(IMAGES, "not a whole gzip", gz(flip(PACKED, -5))),
+    "gzip damaged": Case(IMAGES, "not a whole gzip", gz(flip(PACKED, 40, 5))),
+    "gzip bomb": Case(IMAGES, "unpacks to more", gz(make.gz(bytes(BOMB)))),
+}
+
+
+@pytest.mark.parametrize("case", IDX.values(), ids=IDX)
+def test_bad_idx(sandbox: Sandbox, case: Case) -> None:
+    sandbox.refuses("mnist", case)

@@ -1,0 +1,22 @@
+"""Reading pickles without unpickling them; hostile ones are in test_cifar.py."""
+
+from __future__ import annotations
+
+import pickle
+
+import data_archives as make
+import numpy as np
+import pytest
+
+from fedman.data import pickled
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_pickles_are_read_as_the_unpickler_would(fortran: bool) -> None:
+    x, y = make.images(300, 1), np.arange(300) % 100
+    raw = make.cifar_python(x, y, coarse=True, fortran=fortran)
+    expected = pickle.loads(raw, encoding="bytes")
+    atoms = pickled.read(raw, "train")
+    np.testing.assert_array_equal(pickled.array(atoms, b"data", (300, 3072)), expected[b"data"])
+    assert pickled.numbers(atoms, b"fine_labels") == expected[b"fine_labels"]
+    assert pickled.numbers(atoms, b"coarse_labels") == expected[b"coarse_labels"]

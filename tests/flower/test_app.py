@@ -1,0 +1,46 @@
+"""The ServerApp: bad input ends with its exit code and reason; the project that `flwr run` sends."""
+
+import json
+
+import pytest
+from flwr.app import Context, RecordDict
+from local_grid import LocalGrid
+
+from fedman.errors import UserError
+from fedman.flower.app import Failed, main, new_project
+
+
+def start(out, grid=None, **config):
+    given = {"preset": "", "settings": "", "out": str(out), "resume": False, **config}
+    main(grid or LocalGrid({}), Context(1, 1, {}, RecordDict(), given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("dataset=digits quorum=2", "exit 2: quorum: should be less than or equal to 1, not '2'"),
+        ("dataset='digits", "exit 2: settings: .* is not a list of words"),
+        ("dataset=digits clients=2 wait=0.1", "exit 4: 0 of 2 clients are there after 0.1 s; missing: 0, 1"),
+    ],
+)
+def test_a_failure_is_shown_and_recorded_with_its_exit_code(settings, message, tmp_path):
+    with pytest.raises(Failed, match=message) as error:
+        start(tmp_path, settings=settings)
+    failed = json.loads((tmp_path / "failed.json").read_text())
+    assert str(error.value) == f"exit {failed['exit']}: {failed['reason']}"
+
+
+def test_a_run_prints_a_line_per_round(tmp_path, capsys):
+    grid = LocalGrid.of(2, tmp_path / "memory")
+    settings = "dataset=digits clients=2 participation=1 epochs=1 rounds=2"
+    start(tmp_path / "out", grid, settings=settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0][:13] for line in lines] == ["round 1: loss", "round 2: loss"]
+    assert all(" %" in line for line in lines)
+
+
+def test_the_project_is_written_to_a_new_folder_only(tmp_path):
+    new_project(tmp_path / "app")
+    assert sorted(p.name for p in (tmp_path / "app").iterdir()) == ["client_app.py", "pyproject.toml", "server_app.py"]
+    with pytest.raises(UserError, match="app: cannot be made: File exists"):
+        new_project(tmp_path / "app")

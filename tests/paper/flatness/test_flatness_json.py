@@ -1,0 +1,83 @@
+"""`flatness.json`: what is kept, what is replaced, copies with fewer digits, damaged files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from flatness_calls import flatness, found, refused
+
+from fedman.cli.commands import main
+
+
+def test_measurements_gather_and_replace_their_like(runs):
+    flatness("plain", "--top", "3")
+    flatness("plain", "--trace", "--samples", "20")
+    m = found(runs / "plain")
+    assert len(m["top"]["values"]) == 3
+    assert (m["trace"]["samples"], m["top"]["samples"]) == (20, 72)
+    flatness("plain", "--top", "2", "--model", "all,cloud")
+    assert len(found(runs / "plain")["top"]["values"]) == 2
+    assert "trace" in found(runs / "plain")
+    assert set(found(runs / "plain", "cloud")) == {"loss", "top"}
+
+
+RUN = {"method": "A", "dataset": "digits", "partition": "iid", "clients": 4, "model": "mlp", "algorithm": "fedavg",
+       "zeta": 0, "rounds": 2, "seed": 0}  # fmt: skip
+TOP = {"ends": "top", "tol": 1e-4, "values": [1.23456789, None, 3], "residuals": [0.0], "converged": 1, "more": "x"}
+
+
+def test_copies_have_five_digits(runs, capsys):
+    words = ["results", "plain", "--out", "all.jsonl", "--flatness", "hessian"]
+
+    def told() -> tuple[int, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        captured = capsys.readouterr()
+        return stopped.value.code, captured.out + captured.err
+
+    code, said = told()
+    assert code == 2
+    assert "no flatness.json here" in said
+    record = {"format": 1, "run": RUN | {"config": {"lr": 0.123456789}}, "models": {"all": {"top": TOP}}}
+    (runs / "plain/flatness.json").write_text(json.dumps(record))
+    code, said = told()
+    assert code == 0
+    assert "flatness of 1 runs" in said
+    kept = json.loads((runs / "hessian/plain.flatness.json").read_text())
+    assert kept["models"] == {"all": {"top": TOP | {"values": [1.2346, None, 3]}}}
+    assert kept["run"] == record["run"], "the configuration is not rounded"
+    (runs / "plain/flatness.json").write_text("{")
+    assert "flatness.json: not a JSON file" in told()[1]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", "not a JSON file"),
+        ([], "not measurements in format 1"),
+        ({"format": 2}, "not measurements in format 1"),
+        ({"format": 1, "models": {}}, "run is missing"),
+        ({"format": 1, "run": RUN, "models": {}}, "model: no measurement of all in plain"),
+        ({"format": 1, "run": RUN, "models": {"all": {"top": {}}}}, "models.all.top.ends is missing"),
+        (
+            {"format": 1, "run": RUN, "models": {"all": {"top": TOP | {"values": ["1"]}}}},
+            "models.all.top.values.0 should be a valid number, not '1'",
+        ),
+        (
+            {"format": 1, "run": RUN, "models": {"all": {"layers": {"blocks": {"x": {}}}}}},
+            "models.all.layers.blocks.x.parameters is missing",
+        ),
+        (
+            {
+                "format": 1,
+                "run": RUN,
+                "models": {"all": {"landscape": {"seed": 0, "offsets": [0], "losses": [[1], []]}}},
+            },
+            "landscape of A cannot be drawn",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named(runs, capsys, record, message):
+    (runs / "plain/flatness.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    assert message in refused(capsys, "--plot", "plain")

@@ -1,0 +1,91 @@
+"""Marks, rounds, gains and variants against cases worked out by hand."""
+
+import math
+
+import pytest
+from report_rows import compare, pair, row
+
+from fedman.paper.report import narrative, tables
+from fedman.paper.report.compare import ABOVE, BELOW, NONE, POINT, STD
+
+
+@pytest.mark.parametrize(
+    ("mean", "difference", "mark"),
+    [
+        # the paper has 40.90 ± 0.62
+        (40.90, "+0.00", STD),
+        (41.52, "+0.62", STD),
+        (40.28, "−0.62", STD),
+        (41.53, "+0.63", POINT),
+        (41.90, "+1.00", POINT),
+        (39.90, "−1.00", POINT),
+        (41.91, "+1.01", ABOVE),
+        (39.89, "−1.01", BELOW),
+        (math.nan, "–", BELOW),
+    ],
+)
+def test_marks(mean, difference, mark):
+    (cell,) = compare([row(mean, zeta=0)]).cells
+    assert tables.points(cell.difference) == difference
+    assert cell.mark == mark
+
+
+@pytest.mark.parametrize(
+    ("firsts", "shown", "ratio", "agrees"),
+    [
+        # FedDC needs 294 rounds in the paper
+        ([294], "294", 1.0, True),
+        ([300, None, 310], "310", 310 / 294, True),
+        ([None, None, 310], "500+", None, False),
+        ([353], "353", 353 / 294, False),
+        ([352], "352", 352 / 294, True),
+        ([100], "100", 100 / 294, True),
+    ],
+)
+def test_rounds_to_target(firsts, shown, ratio, agrees):
+    rows = [row(52.0, algorithm="feddc", zeta=0, seed=i, rounds_to_target=t) for i, t in enumerate(firsts)]
+    (cell,) = compare(rows).cells
+    assert tables.rounds_text(cell.series) == shown
+    assert cell.rounds_ratio == (None if ratio is None else pytest.approx(ratio))
+    assert cell.rounds_agree is agrees
+
+
+def test_rounds_where_the_paper_never_reaches_the_target():
+    agree = [compare([row(40.0, zeta=0, rounds_to_target=t)]).cells[0].rounds_agree for t in (None, 480, 300)]
+    assert agree == [True, True, False]
+
+
+def test_variants_and_other_zetas_stay_out_of_the_table():
+    rows = [
+        *pair(40.0, 52.0),
+        row(51.0, man_logits=False),
+        row(39.0, zeta=0, cohort="fixed"),
+        row(53.0, zeta=0.3),
+        row(52.5, zeta=0.6),
+        row(51.0, algorithm="fedsam", zeta=0.3),
+        row(44.0, algorithm="fedasam", zeta=0, partition="iid"),
+        row(43.0, algorithm="fedasam", zeta=0, partition="iid", rho=0.1),
+    ]
+    found = compare(rows)
+    assert [(c.series.method, c.series.mean) for c in found.cells] == [
+        ("FedAvg", 40.0), ("FedAvg+MAN", 52.0), ("FedASAM", 44.0),
+    ]  # fmt: skip
+    assert [[(s.zeta, s.mean) for s in line] for line in found.zeta_studies()] == [
+        [(0, 40.0), (0.15, 52.0), (0.3, 53.0), (0.6, 52.5)]
+    ]
+    assert [(changes, s.mean, usual and usual.series.mean) for changes, s, usual in found.variants()] == [
+        ("cohort=fixed", 39.0, 40.0),
+        ("man_logits=false", 51.0, 52.0),
+        ("ζ=0.3", 51.0, None),
+        ("rho=0.1", 43.0, 44.0),
+    ]
+    assert [r[6] for r in tables.variants(found).rows] == ["−1.00", "−1.00", "–", "−1.00"]
+
+
+def test_a_data_set_the_paper_does_not_have():
+    found = compare([r for s in (0, 1) for r in pair(90.0 + s, 94.0 + s, dataset="digits", seed=s)])
+    assert {c.mark for c in found.cells} == {NONE}
+    assert found.zeta == 0.05
+    assert tables.headline(found).rows == [["FedAvg", "90.50 ± 0.71"], ["FedAvg+MAN", "94.50 ± 0.71"]]
+    assert tables.rounds(found) is None
+    assert {what: value for value, what in narrative.tiles([found])}["points, the median gain"] == "+4.00"

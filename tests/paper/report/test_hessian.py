@@ -1,0 +1,65 @@
+"""Tables and figures of flatness."""
+
+import json
+
+from report_rows import eigenvalues, estimate, flatness, row
+
+from fedman.paper.report import hessian, spectra
+
+
+def test_hessian_tables_beside_the_papers():
+    records = [flatness(), flatness(zeta=0.15, top=44.0, trace=4400.0), flatness("feddc", top=35.0, trace=3600.0),
+               flatness(seed=1, top=53.0, trace=8900.0)]  # fmt: skip
+    (table,) = hessian.tables(hessian.merge(records))
+    assert table.rows == [
+        ["FedAvg", "52.00 ± 1.41", "51.49", "1.01", "8800 ± 141", "8744", "1.01", "2"],
+        ["FedAvg+MAN", "44.00", "43.80", "1.00", "4400", "4397", "1.00", "1"],
+        ["FedDC", "35.00", "35.13*", "–", "3600", "3578*", "–", "1"],
+    ]
+    assert "copy" in table.note
+    assert [(a.seed, b.trace) for a, b in hessian.plain_and_man(hessian.merge(records))] == [(0, 4400.0)]
+
+
+def test_records_of_one_run_are_one_run():
+    """λ_max and trace on most samples; figures on the number of samples that most runs have."""
+
+    def on(count, values, algorithm="fedavg"):
+        record = flatness(algorithm)
+        top, trace = eigenvalues(values, samples=count), estimate(values[0], samples=count)
+        record["models"]["all"] = {"top": top, "trace": trace}
+        return record
+
+    records = [on(10, [5.0, 4.0]), on(50, [6.0, 5.0]), on(50, [6.0]), on(10, [3.0, 2.0], "fedsam")]
+    measured = hessian.merge(records)
+    (table,) = hessian.tables(measured)
+    assert [(r[0], r[1], r[-1]) for r in table.rows] == [("FedAvg", "6.00", "1"), ("FedSAM", "3.00", "1")]
+    assert "on 10 and 50 training samples" in hessian.basis(measured)
+    (picture,) = spectra.spectrum(*spectra.by_partition(measured))
+    assert [line["y"] for line in json.loads(picture.hover)["lines"]] == [[5.0, 4.0], [3.0, 2.0]]
+    rows = hessian.all_measurements(records).rows
+    assert [r[6:] for r in rows][:2] == [("trace", "5", "1", "10"), ("trace", "6", "1", "50")]
+
+
+def test_another_setting_is_a_row_of_its_own():
+    """A run that differs from the paper's setting is not taken for one that does not, in tables or figures."""
+    plain, stale = flatness("fedspeed", top=13.0), flatness("fedspeed", top=17.0)
+    for record, keys in ((plain, {}), (stale, {"stale_ascent": True})):
+        record["run"]["config"] = row(50.0, algorithm="fedspeed", zeta=0, **keys)["config"]
+    records = [stale, plain, flatness("fedspeed", zeta=0.15, top=9.0)]
+    measured = hessian.merge(records)
+    (table,) = hessian.tables(measured)
+    assert [r[:2] for r in table.rows] == [
+        ["FedSpeed", "13.00"],
+        ["FedSpeed+MAN", "9.00"],
+        ["FedSpeed, stale_ascent=true", "17.00"],
+    ]
+    assert [(a.top, b.top) for a, b in hessian.plain_and_man(measured)] == [(13.0, 9.0)]
+    assert {r[3] for r in hessian.all_measurements(records).rows} == {"", "stale_ascent=true"}
+    (picture,) = spectra.spectrum(*spectra.by_partition(measured))
+    assert [line["y"][0] for line in json.loads(picture.hover)["lines"]] == [13.0, 9.0]
+
+
+def test_layers_and_clients_of_the_hessian():
+    measured = hessian.merge([flatness()])
+    assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
+    assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]

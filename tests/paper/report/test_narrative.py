@@ -1,0 +1,40 @@
+"""The report's sentences."""
+
+from report_rows import compare, pair, row
+
+from fedman.paper import targets as paper
+from fedman.paper.report import narrative
+
+
+def test_both_readings_of_the_cifar10_columns_are_weighed():
+    def found(**where):
+        return [
+            text for text in narrative.dataset(compare([row(80.0, zeta=0, **where)])) if "headers exchanged" in text
+        ]
+
+    assert found(dataset="cifar10") == [
+        "The Dirichlet cells are 0.19 points from the paper's on average as printed, 0.66 with its two Dirichlet "
+        "headers exchanged; then 0 of 1 are more than a point below."
+    ]
+    assert not found(dataset="cifar10", partition="iid")
+    assert not found()
+
+
+def test_the_order_of_methods_is_compared():
+    targets = [
+        (a, man, paper.target("cifar100", "iid", a, man).accuracy)
+        for a in ("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed")
+        for man in (False, True)
+    ]
+    rows = [row(v, algorithm=a, zeta=0.15 if man else 0, partition="iid") for a, man, v in targets]
+    assert any("1.00 (iid)" in text for text in narrative.dataset(compare(rows)))
+    rows = [row(100 - v, algorithm=a, zeta=0.15 if man else 0, partition="iid") for a, man, v in targets]
+    assert any("-1.00 (iid)" in text for text in narrative.dataset(compare(rows)))
+
+
+def test_missing_cells_are_named():
+    some = [compare(pair(40.0, 52.0))]
+    found = narrative.missing(some, [])
+    assert found[0].startswith("CIFAR-100: 34 of 36 cells: FedAvg (2), FedAvg+MAN (2), FedSAM (3)")
+    assert found[1:] == ["Tiny-ImageNet: all of its 36 cells.", "CIFAR-10: all of its 36 cells.", "The Hessian."]
+    assert narrative.missing([compare(pair(90.0, 91.0, dataset="digits"))], []) == []

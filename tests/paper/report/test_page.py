@@ -1,0 +1,195 @@
+"""The page in a real browser: no errors, toggles, values under the pointer, dark, phone and print."""
+
+import base64
+import json
+import re
+import shutil
+
+import pytest
+from report_rows import flatness, pair, row, write
+
+from fedman.paper.report import command
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]  # fmt: skip
+CURVES = '[id="cifar100-dir0.3-curves-1"]'
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    results = folder / "results"
+    results.mkdir()
+    rows = [r for s in (0, 1) for p in ("dir0.3", "iid") for r in pair(40.0 + s, 52.0 + s, partition=p, seed=s)]
+    rows += [*pair(50.0, 55.0, "feddc"), row(51.0, zeta=0.3), row(53.0, zeta=0.6), row(51.0, man_logits=False)]
+    write(results / "a.jsonl", rows)
+    for number, record in enumerate([flatness(), flatness(zeta=0.15, top=44.0, trace=4400.0), flatness("fedsam")]):
+        (results / f"{number}-flatness.json").write_text(json.dumps(record))
+    command(results, folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", "--window-size=1280,900"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(120)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(chromium, page):
+    resize(chromium, 1280)
+    media(chromium)
+    chromium.get(page.as_uri())
+    yield chromium
+    errors = [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert errors == []
+
+
+def resize(browser, width):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def media(browser, kind="", scheme="light"):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": features})
+
+
+def js(browser, script, *arguments):
+    return browser.execute_script(f"return {script}", *arguments)
+
+
+def displayed(browser, series):
+    """Whether the curve and the band of a series are drawn in the first panel."""
+    shown = js(browser, f"""[...document.querySelectorAll(`{CURVES} [data-series="{series}"]`)]
+                            .map(e => getComputedStyle(e).display !== "none")""")  # fmt: skip
+    assert shown
+    assert len(set(shown)) == 1
+    return shown[0]
+
+
+def hover(browser, selector, across, down):
+    """Move the pointer over a drawing, at these shares of its axes; what the tip says, line by line."""
+    spot = """((selector, across, down) => {
+        const drawing = document.querySelector(`${selector} .drawing`), svg = drawing.querySelector("svg");
+        drawing.scrollIntoView({block: "center", behavior: "instant"});
+        const box = JSON.parse(drawing.dataset.hover).box, r = svg.getBoundingClientRect();
+        const scale = r.width / svg.viewBox.baseVal.width;
+        return [r.left + (box[0] + across * (box[2] - box[0])) * scale,
+                r.top + (box[1] + down * (box[3] - box[1])) * scale];
+    })(...arguments)"""
+    x, y = js(browser, spot, selector, across, down)
+    for dx in (3, 0):
+        event = {"type": "mouseMoved", "x": x + dx, "y": y}
+        browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+    return js(browser, "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText").split(
+        "\n"
+    )
+
+
+def click(browser, toggle):
+    browser.execute_script("document.querySelector(arguments[0]).click()", f'#cifar100 [data-toggle="{toggle}"]')
+
+
+def test_toggles_hide_and_show_curves(browser):
+    assert displayed(browser, "fedavg man")
+    click(browser, "fedavg")
+    assert [displayed(browser, s) for s in ("fedavg plain", "fedavg man", "feddc man")] == [False, False, True]
+    click(browser, "plain")
+    click(browser, "fedavg")
+    assert [displayed(browser, s) for s in ("fedavg plain", "fedavg man", "feddc plain")] == [False, True, False]
+    click(browser, "plain")
+    assert displayed(browser, "fedavg plain")
+
+
+def test_the_pointer_shows_the_values_of_its_round(browser):
+    shown = hover(browser, CURVES, 0.5, 0.5)
+    assert shown[0] == "round 250"
+    text = " ".join(shown)
+    # rows rise linearly to 40 and 41, 52 and 53, 50, 55 at round 500: half of the mean at round 250
+    for name, value in (("FedAvg", "20.25"), ("FedAvg+MAN", "26.25"), ("FedDC", "25.00"), ("FedDC+MAN", "27.50")):
+        assert re.search(rf"{re.escape(name)}\s+{value}(\s|$)", text), text
+    click(browser, "feddc")
+    assert "FedDC" not in " ".join(hover(browser, CURVES, 0.4, 0.5))
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 2, "y": 2})
+    assert js(browser, "document.getElementById('tip').hidden")
+
+
+def test_the_arrow_keys_do_too(browser):
+    browser.execute_script(f"document.querySelector('{CURVES} .drawing').focus()")
+    for _ in range(2):
+        browser.switch_to.active_element.send_keys("\ue014")
+    assert js(browser, "document.getElementById('tip').innerText").startswith("round 15")
+
+
+def test_dots_and_cells_have_values_too(browser):
+    spot = js(browser, """(() => {
+        const d = JSON.parse(document.querySelector('[id="cifar100-dir0.3-overview"] .drawing').dataset.hover);
+        const [x, y] = d.points.find(p => p[2].startsWith("FedAvg+MAN"));
+        return [(x - d.xlim[0]) / (d.xlim[1] - d.xlim[0]), 1 - (y - d.ylim[0]) / (d.ylim[1] - d.ylim[0])];
+    })()""")  # fmt: skip
+    assert hover(browser, '[id="cifar100-dir0.3-overview"]', *spot) == ["FedAvg+MAN 52.50 %"]
+    assert hover(browser, "#cifar100-iid-partition", 0.305, 0.505) == ["client 30, class 50: 5 samples"]
+    centre = hover(browser, '[id="cifar100-dir0.3-fedavg-plain-map"]', 0.5, 0.5)
+    assert re.split(r"\s+", " ".join(centre).strip())[-2:] == ["loss", "0.000"]
+
+
+def test_light_and_dark(browser):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    line = f"""{CURVES} [data-series="fedavg man"] path[style*="stroke: var"]"""
+    curve = f"getComputedStyle(document.querySelector(`{line}`)).stroke"
+    light = js(browser, ground), js(browser, curve)
+    media(browser, scheme="dark")
+    WebDriverWait(browser, 60).until(lambda b: js(b, ground) != light[0])
+    dark = js(browser, ground), js(browser, curve)
+    assert light[1] != dark[1]
+    browser.execute_script("document.getElementById('theme').click()")
+    assert (js(browser, ground), js(browser, curve)) == light
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser):
+    resize(browser, 360)
+    assert js(browser, "document.documentElement.scrollWidth") <= 360
+    assert js(browser, f"document.querySelector('{CURVES} svg')" + ".clientWidth") > 290
+    small = js(browser, "[...document.querySelectorAll('button')].every(b => b.offsetHeight >= 28)")
+    assert small, "buttons are large enough for a finger"
+
+
+def test_print(browser):
+    media(browser, "print", "dark")
+    hidden = js(
+        browser, "['nav', '.buttons', '#theme', '.files'].map(s => getComputedStyle(document.querySelector(s)).display)"
+    )
+    assert set(hidden) == {"none"}
+    assert js(browser, "getComputedStyle(document.body).color") == "rgb(31, 36, 48)", "print is light"
+    assert js(browser, f"getComputedStyle(document.querySelector(`{CURVES} [data-series=legend]`)).display") != "none"
+    media(browser, "", "dark")
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    pdf = base64.b64decode(printed["data"])
+    assert pdf.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 14
+
+
+def test_every_section_of_the_contents_is_there(browser):
+    links = js(browser, "[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+    assert links == ["#summary", "#cifar100", "#studies", "#flatness", "#cost", "#runs"]
+    assert js(
+        browser, "[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.getAttribute('href')))"
+    )
+    assert js(browser, "document.querySelectorAll('[id]').length === new Set([...document.querySelectorAll('[id]')]"
+                       ".map(e => e.id)).size"), "ids are unique"  # fmt: skip

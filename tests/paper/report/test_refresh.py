@@ -1,0 +1,36 @@
+"""The repository's own results: the page is small and quickly made, and the documents hold its tables."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from docs import refresh
+from fedman.paper.report import command
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    started = time.process_time()
+    command(ROOT / "results", out)
+    assert time.process_time() - started < 60
+    return out
+
+
+def test_the_page_is_small(page):
+    assert page.stat().st_size < 6e6
+    assert (ROOT / "docs/report.png").stat().st_size < 200_000
+
+
+def test_the_documents_hold_the_tables_of_these_results(page):
+    for document in refresh.DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        new = refresh.refreshed(text, page.parent / "report_files/tables")
+        assert text == new, f"{document.name} is out of date: python docs/refresh.py --picture"
+    paper = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    assert {"cifar100-headline", "summary", "cifar100-variants"} <= {
+        match[2] for match in refresh.BLOCK.finditer(paper)
+    }

@@ -1,0 +1,29 @@
+"""Seeds of a setting: means, spreads, curves; what makes a series of its own."""
+
+import math
+
+import pytest
+from report_rows import row
+
+from fedman.paper.report.series import series
+
+
+def test_mean_and_deviation_over_seeds():
+    (one,) = series([row(a, zeta=0, seed=i) for i, a in enumerate((40.0, 41.0, 43.0))])
+    assert one.mean == pytest.approx(124 / 3)
+    assert one.std == pytest.approx(math.sqrt(7 / 3))
+    assert one.curve.mean[-1] == pytest.approx(124 / 3)
+    assert (one.curve.low[-1], one.curve.high[-1]) == (40.0, 43.0)
+
+
+def test_one_seed_in_two_precisions_is_not_two_seeds():
+    rows = [row(40.0, zeta=0), row(42.0, zeta=0, seed=1), row(50.0, zeta=0, precision="tf32")]
+    rows[2]["config"]["precision"] = "tf32"
+    assert [(s.variant, s.accuracies) for s in series(rows)] == [("", [40.0, 42.0]), ("precision=tf32", [50.0])]
+
+
+def test_a_diverged_run_is_a_seed_of_its_setting():
+    """It has no precision on record, which does not make it a variant."""
+    (one,) = series([row(40.0, zeta=0), row(math.nan, zeta=0, seed=1)])
+    assert [math.isnan(a) for a in one.accuracies] == [False, True]
+    assert one.variant == ""

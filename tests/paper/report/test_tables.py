@@ -1,0 +1,62 @@
+"""Tables as rows, as CSV and as Markdown."""
+
+import csv
+import io
+import math
+
+from report_rows import compare, pair, row
+
+from fedman.paper.report import narrative, tables
+
+
+def test_headline_has_the_papers_figure_in_brackets():
+    rows = [row(a, zeta=0, seed=i) for i, a in enumerate((40.0, 41.0, 43.0))]
+    assert tables.headline(compare(rows)).rows == [["FedAvg", "41.33 ± 1.53 (40.90 ± 0.62) ●"]]
+
+
+def test_gains_beside_the_papers():
+    found = compare(
+        [*pair(40.0, 51.5), *pair(52.0, 55.0, "feddc", partition="iid"), row(50.0, algorithm="feddyn", zeta=0)]
+    )
+    assert [(p.plain.series.method, p.gain) for p in found.pairs] == [("FedAvg", 11.5), ("FedDC", 3.0)]
+    table = tables.gains(found)
+    assert table.header == ["algorithm", "Dirichlet 0.3", "paper", "iid", "paper"]
+    assert table.rows == [["FedAvg", "+11.50", "+11.10", "–", "–"], ["FedDC", "–", "–", "+3.00", "+3.52"]]
+    assert narrative.dataset(found)[1].startswith(
+        "MAN raises the accuracy in 2 of 2 pairs; the change is +3.00 (FedDC, iid) to +11.50"
+    )
+
+
+def test_both_readings_of_the_cifar10_columns():
+    found = compare([row(80.0, dataset="cifar10", zeta=0), row(81.0, dataset="cifar10", zeta=0, partition="iid")])
+    assert [r[2:] for r in tables.readings(found).rows] == [
+        ["80.00", "80.19 ± 0.46", "−0.19", "79.34 ± 0.19", "+0.66"],
+        ["81.00", "81.44 ± 0.43", "−0.44", "81.44 ± 0.43", "−0.44"],
+    ]
+
+
+def test_files_of_a_table():
+    table = tables.accuracy(compare([row(40.0, zeta=0), row(math.nan, algorithm="feddc", zeta=0, partition="dir0.6")]))
+    lines = list(csv.reader(io.StringIO(table.csv())))
+    assert lines[0][:6] == ["partition", "method", "accuracy", "std", "seeds", "rounds to target"]
+    assert lines[1] == [
+        "dir0.3",
+        "FedAvg",
+        "40.00",
+        "",
+        "1",
+        "500+",
+        "40.90",
+        "0.62",
+        "-0.90",
+        "within 1 point",
+        "500+",
+    ]
+    assert lines[2][2:4] == ["diverged", ""]
+    text = table.markdown().splitlines()
+    assert text[0] == "**CIFAR-100: accuracy**"
+    assert text[3] == "| --- " * 11 + "|"
+    assert len(text) == 8
+    odd = tables.Table("x", "t", ["a|b"], [["c,d"]])
+    assert "| a\\|b |" in odd.markdown()
+    assert '"c,d"' in odd.csv()
