@@ -30,7 +30,8 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.flatness import Hessian, landscape, random_direction
-from fedman.models.convnet import cifar_cnn
+from fedman.models import cifar_cnn
+from fedman.models.parameters import ParameterLayout
 from fedman.paper.flatness.finished_runs import Samples, read_data, read_run, restore, select_samples, training_samples
 from fedman.paper.flatness.measure import BATCH, Measurer, Request
 
@@ -64,7 +65,7 @@ def forward_over_reverse(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Pr
 
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Product:
         weights = {n: p.detach() for n, p in model.named_parameters()}
-        sizes = [p.numel() for p in weights.values()]
+        layout = ParameterLayout.of(model)
 
         def product(rows: Tensor) -> Tensor:
             total = torch.zeros_like(rows)
@@ -72,9 +73,7 @@ def forward_over_reverse(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Pr
                 gradient = grad(lambda w, xb=xb, yb=yb: F.cross_entropy(functional_call(model, w, (xb,)), yb))
 
                 def single(row: Tensor, gradient: Any = gradient) -> Tensor:
-                    parts = zip(weights.items(), row.split(sizes), strict=True)
-                    tangent = jvp(gradient, (weights,), ({n: t.view_as(p) for (n, p), t in parts},))[1]
-                    return torch.cat([t.flatten() for t in tangent.values()])
+                    return layout.flatten(jvp(gradient, (weights,), (layout.unflatten(row),))[1])
 
                 part = single(rows[0])[None] if len(rows) == 1 else vmap(single)(rows)
                 total += part * (len(yb) / len(y))
@@ -90,13 +89,13 @@ def double_backward(batch: int) -> Callable[[nn.Module, Tensor, Tensor], Product
 
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Product:
         weights = list(model.parameters())
-        sizes = [p.numel() for p in weights]
+        layout = ParameterLayout.of(model)
 
         def product(rows: Tensor) -> Tensor:
             total = torch.zeros_like(rows)
             for xb, yb in zip(x.split(batch), y.split(batch), strict=True):
                 gradient = torch.autograd.grad(F.cross_entropy(model(xb), yb), weights, create_graph=True)
-                shaped = [t.view(-1, *p.shape) for t, p in zip(rows.split(sizes, 1), weights, strict=True)]
+                shaped = list(layout.unflatten(rows).values())
                 if len(rows) == 1:
                     parts = [t[None] for t in torch.autograd.grad(gradient, weights, [t[0] for t in shaped])]
                 else:
