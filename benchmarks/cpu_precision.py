@@ -12,9 +12,10 @@ import time
 import torch
 from torch import Tensor, nn
 
-from fedman.execution.stacked import Stacked
+from fedman.execution.one_by_one import OneByOne
 from fedman.models.convnet import cifar_cnn, small_cnn, tiny_cnn
 from fedman.models.mlp import MLP
+from fedman.models.parameters import flatten
 from fedman.models.resnet import ResNet18
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
@@ -28,9 +29,9 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
 }
 
 
-def seconds(stacked: Stacked, W: Tensor, x: Tensor, y: Tensor) -> float:
+def seconds(model: OneByOne, W: Tensor, x: Tensor, y: Tensor) -> float:
     start = time.perf_counter()
-    stacked.gradient(W, x, y, None, 0.15)
+    model.gradient(W, x, y, None, 0.15)
     return time.perf_counter() - start
 
 
@@ -41,16 +42,14 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| model | parameters | fp32, ms | bf16, ms | bf16 is |\n| --- | --- | --- | --- | --- |")
     for name, (model, shape, batch) in MODELS.items():
-        ways = {precision: Stacked(model) for precision in ("fp32", "bf16")}
-        for precision, stacked in ways.items():
-            stacked.accelerate(torch.device("cpu"), precision, shape)
-        W, x, y = ways["fp32"].initial()[None], torch.randn(1, batch, *shape), torch.randint(10, (1, batch))
+        ways = {precision: OneByOne(model, precision=precision) for precision in ("fp32", "bf16")}
+        W, x, y = flatten(model)[None], torch.randn(1, batch, *shape), torch.randint(10, (1, batch))
         times: dict[str, list[float]] = {precision: [] for precision in ways}
         for _ in range(repeats + 1):
-            for precision, stacked in ways.items():
-                times[precision].append(seconds(stacked, W, x, y))
+            for precision, way in ways.items():
+                times[precision].append(seconds(way, W, x, y))
         fp32, bf16 = (1000 * statistics.median(t[1:]) for t in times.values())
-        print(f"| {name} | {ways['fp32'].size:,} | {fp32:.1f} | {bf16:.1f} | {fp32 / bf16:.2f}x |", flush=True)
+        print(f"| {name} | {W.shape[1]:,} | {fp32:.1f} | {bf16:.1f} | {fp32 / bf16:.2f}x |", flush=True)
 
 
 if __name__ == "__main__":

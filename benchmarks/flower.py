@@ -39,13 +39,14 @@ from torch.utils.data import DataLoader
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config, resolve
 from fedman.data import Dataset, load
-from fedman.execution.stacked import Stacked
+from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
 from fedman.flower.service import Service
 from fedman.flower.simulation import simulate
 from fedman.models.convnet import cifar_cnn
+from fedman.models.parameters import flatten
 from fedman.runs import experiment
 from fedman.runs.folder import read_rounds
 
@@ -143,16 +144,16 @@ def wire(records: RecordDict) -> int:
 
 def print_bytes() -> None:
     """The messages of one client in one round, for the paper's CIFAR-100 model."""
-    stacked = Stacked(cifar_cnn((3, 32, 32), CLASSES))
-    w, x, y = stacked.initial(), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
-    layers = stacked.man_terms(w[None], x, y, None)
+    model = cifar_cnn((3, 32, 32), CLASSES)
+    w, x, y = flatten(model), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
+    layers = OneByOne(model).man_terms(w[None], x, y, None)
     figures = MetricRecord(dict.fromkeys(("loss", *(LAYER + name for name in layers)), 1.0))
     task = encode(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3))
 
     def arrays(*names: str) -> ArrayRecord:
         return ArrayRecord({name: Array(w.numpy() + i) for i, name in enumerate(names)})
 
-    print(f"{stacked.size} parameters; bytes of one client in one round\n")
+    print(f"{len(w)} parameters; bytes of one client in one round\n")
     print(
         "| algorithm | down | bytes | up | bytes | bytes with keep_last=false |\n| --- | --- | --- | --- | --- | --- |"
     )

@@ -15,34 +15,18 @@ import torch
 
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
-from fedman.execution.stacked import Stacked
-from fedman.models.convnet import cifar_cnn
-from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training
+from rounds import Rounds
 
 GIB = 2**30
 
 
-def federation(clients: int, algorithm: str, device: torch.device, precision: str) -> Engine:
-    """Clients of 500 images each, all from one pool of 50,000."""
-    torch.manual_seed(0)
-    n = 50_000
-    x = torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, device=device)
-    y = torch.randint(0, 100, (n,), device=device)
-    parts = [(torch.arange(500, device=device) + 500 * k) % n for k in range(clients)]
-    samples = Samples(x, y, x[:1000], y[:1000], parts, (0.5,) * 3, (0.25,) * 3, True)
-    model = Stacked(cifar_cnn((3, 32, 32), 100))
-    return Engine(model, ALGORITHMS[algorithm](), samples, Training(zeta=0.15), device=device, precision=precision)
-
-
-def seconds_of_a_round(engine: Engine, cohort: int, state) -> float:
+def seconds_of_a_round(rounds: Rounds, cohort: int) -> float:
     """The median of three, after one to warm up."""
-    times = []
+    times, clients = [], len(rounds.federation.ids)
     for i in range(4):
-        clients = [(k + i) % len(engine.samples.parts) for k in range(cohort)]
         started = time.perf_counter()
-        engine.round(state, sorted(clients))
-        if engine.device.type == "cuda":
+        rounds.play(sorted((k + i) % clients for k in range(cohort)))
+        if rounds.federation.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times[1:])
@@ -65,8 +49,9 @@ def main() -> None:
     )
     for case in options.cases:
         clients, cohort = map(int, case.split(":"))
-        engine = federation(clients, options.algorithm, device, options.precision)
-        tables = clients * engine.stacked.size * 4 * (1 + len(engine.algorithm.client))
+        rounds = Rounds(clients, options.algorithm, options.device, options.precision)
+        federation = rounds.federation
+        tables = clients * len(federation.initial) * 4 * (1 + len(federation.algorithm.client))
         if options.full and cuda:
             torch.cuda.empty_cache()
             room = int(tables * 1.3)
@@ -74,16 +59,15 @@ def main() -> None:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         with matmul_precision(options.precision):
-            state = engine.start()
+            rounds.state = federation.start()
             held = sum(b.nbytes for b in ballast)
             ballast.clear()
-            seconds = seconds_of_a_round(engine, cohort, state)
+            seconds = seconds_of_a_round(rounds, cohort)
         peak = (torch.cuda.max_memory_allocated() - held) / GIB if cuda else float("nan")
-        row = (
-            f"{seconds:11.4f}{1e3 * seconds / cohort:13.2f}{state.last.device.type:>12}{tables / GIB:13.2f}{peak:10.2f}"
-        )
+        home = rounds.state.clients.last.device.type
+        row = f"{seconds:11.4f}{1e3 * seconds / cohort:13.2f}{home:>12}{tables / GIB:13.2f}{peak:10.2f}"
         print(f"{clients:8}{cohort:9}{row}", flush=True)
-        del engine, state
+        del rounds, federation
 
 
 if __name__ == "__main__":

@@ -24,13 +24,11 @@ from torch.utils.data import DataLoader, Dataset
 from fedman import ActivationNorm
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.device import matmul_precision
-from fedman.execution.stacked import Stacked
 from fedman.models.convnet import cifar_cnn
-from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training, Work
-from fedman.training.local_steps import train
-from fedman.training.state import Federation
+from fedman.training.aggregate import collect
+from fedman.training.settings import Training
 from man_cost import naive_man
+from rounds import Rounds
 
 SIZE, EPOCHS, BATCH, CLASSES = 500, 5, 50, 100
 MACS = 14.7e6  # of one image forward; a training step is three times that, a SAM step six
@@ -139,25 +137,25 @@ def tuned_loop(model, images, labels, zeta, device, algorithm):
     return model
 
 
-def phases(engine: Engine, state: Federation, clients: list[int]) -> dict[str, float]:
+def phases(rounds: Rounds, clients: list[int]) -> dict[str, float]:
     """Milliseconds of the parts of a round, for one chunk of clients and one evaluation."""
-    parts, started = {}, time.perf_counter()
+    parts, started, federation, state = {}, time.perf_counter(), rounds.federation, rounds.state
 
     def lap(name: str) -> None:
         nonlocal started
-        if engine.device.type == "cuda":
+        if federation.device.type == "cuda":
             torch.cuda.synchronize()
         parts[name] = (time.perf_counter() - started) * 1e3
         started = time.perf_counter()
 
-    job = engine.job(state, clients)
+    now = rounds.plan(clients)
+    federation.work(federation.draw(now.round, clients), state.server, state.clients.memories(clients))
     lap("draw batches, copy states")
-    done = train(job, engine.stacked, engine.graphs, engine.stopping)
-    lap("local steps")
-    end = engine.end(state, [Work(job, *done)])
-    engine.settle(state, clients, end, end.figures.tolist())
+    trained = rounds.backend.train([now], [])
+    lap("the same and the local steps")
+    list(collect([now], trained))
     lap("uploads, server")
-    engine.evaluate(state.sel)
+    rounds.evaluate()
     lap("one evaluation")
     return parts
 
@@ -182,20 +180,12 @@ def timed(work, device: torch.device) -> float:
 def compare(algorithm: str, options: argparse.Namespace) -> None:
     """One algorithm: the loops and fedman, interleaved."""
     device, clients = torch.device(options.device), options.clients
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (clients * SIZE, 32, 32, 3), dtype=np.uint8)
-    y = rng.integers(0, CLASSES, clients * SIZE)
-    floats = ((raw / 255 - 0.5) / 0.25).astype(np.float32).transpose(0, 3, 1, 2).copy()
+    rounds = Rounds(clients, algorithm, options.device, options.precision, options.zeta)
+    y = rounds.y
+    floats = ((rounds.x / 255 - 0.5) / 0.25).astype(np.float32).transpose(0, 3, 1, 2).copy()
     torch.manual_seed(0)
     model = cifar_cnn((3, 32, 32), CLASSES).to(device)
-
-    parts = list(torch.arange(clients * SIZE, device=device).split(SIZE))
-    x_t, y_t = torch.as_tensor(raw, device=device), torch.as_tensor(y, device=device)
-    samples = Samples(x_t, y_t, x_t, y_t, parts, (0.5,) * 3, (0.25,) * 3, True)
-    how = Training(zeta=options.zeta, epochs=EPOCHS, batch_size=BATCH)
-    stacked = Stacked(copy.deepcopy(model).cpu())
-    engine = Engine(stacked, ALGORITHMS[algorithm](), samples, how, device=device, precision=options.precision)
-    state, cohort = engine.start(), list(range(clients))
+    cohort = list(range(clients))
 
     def loop(local):
         for k in range(clients):
@@ -205,10 +195,10 @@ def compare(algorithm: str, options: argparse.Namespace) -> None:
     works = {
         "research": lambda: loop(research_loop),
         "tuned": lambda: loop(tuned_loop),
-        "fedman": lambda: engine.round(state, cohort),
+        "fedman": lambda: rounds.play(cohort),
     }
     seconds: dict[str, list[float]] = {name: [] for name in options.only if name != "tuned" or algorithm == "fedavg"}
-    engine.round(state, cohort)  # warm up
+    rounds.play(cohort)  # warm up
     for _ in range(options.repeats):
         for name, values in seconds.items():
             values.append(timed(works[name], device) * 10 / clients)
@@ -226,10 +216,10 @@ def compare(algorithm: str, options: argparse.Namespace) -> None:
         rate = flop / median
         row = f"{median:18.3f}{500 * median:18.1f}{rate / 1e12:10.3f}{100 * rate / top:12.0f} %{median / ours:10.2f}x"
         print(f"{name:10}{row}", flush=True)
-    chunk = list(range(min(engine.chunk, clients)))
-    engine.evaluate(state.sel)  # warm up
-    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases(engine, state, chunk).items())
-    print(f"ms of a round of {len(chunk)} client(s), {len(y)} test images: {shown}", flush=True)
+    chunk = list(range(min(rounds.backend.chunk, clients)))
+    rounds.evaluate()  # warm up
+    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases(rounds, chunk).items())
+    print(f"ms of a round of {len(chunk)} client(s), 1000 test images: {shown}", flush=True)
 
 
 def main() -> None:

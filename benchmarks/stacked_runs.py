@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedman.backends.in_process import InProcess
 from fedman.config import Config, resolve
 from fedman.data import Dataset
 from fedman.data.catalog import lookup
@@ -24,7 +25,7 @@ from fedman.execution import cuda_graphs as graphs
 from fedman.execution.transfer import Fetched
 from fedman.paper.presets import ZETA
 from fedman.runs import experiment
-from fedman.training.engine import Engine
+from fedman.training import aggregate
 
 SHAPES = {"cifar100": (50_000, 32), "tiny-imagenet": (100_000, 64)}
 WARM, TIMED, PROFILED = 4, 8, 4  # rounds
@@ -71,13 +72,13 @@ class Clock:
         """Put events around the replays of graphs."""
         replay: Callable[..., Any] = graphs._Captured.replay
 
-        def timed(captured: Any, task: graphs.Task) -> Any:
+        def timed(captured: Any, steps: graphs.Steps) -> Any:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            carry = replay(captured, task)
+            carry = replay(captured, steps)
             end.record()
             if self.on:
-                self.replays.append(("steps" if task.steps > 1 else "evaluations", start, end))
+                self.replays.append(("steps" if steps.count > 1 else "evaluations", start, end))
             return carry
 
         graphs._Captured.replay = timed  # type: ignore[method-assign]
@@ -110,10 +111,10 @@ def main() -> None:
 
     clock, profiler, marks = Clock(), profile(activities=[ProfilerActivity.CUDA], acc_events=True), [0.0] * 4
     for owner, name, label in (
-        (experiment, "launch", "launch a round"), (Engine, "draw_ahead", "draw for the next one"),
-        (experiment.Run, "record", "write the records of the last one"), (Engine, "end", "queue the end of the round"),
-        (Fetched, "values", "wait for the GPU"), (Engine, "settle", "close the round"),
-        (experiment, "evaluate", "queue the evaluations"),
+        (InProcess, "_train", "launch a round"), (InProcess, "_draw", "draw for the next one"),
+        (experiment.Run, "record", "write the records of the last one"), (InProcess, "_collect", "queue the uploads"),
+        (Fetched, "values", "wait for the GPU"), (aggregate, "aggregate", "close the round"),
+        (experiment.Run, "evaluate", "queue the evaluations"),
     ):  # fmt: skip
         clock.watch(owner, name, label)
     clock.watch_replays()

@@ -12,11 +12,11 @@ import torch
 from test_engine import Poisoned
 
 import fedman
-import fedman.training.engine
+import fedman.backends.in_process
 from cases import CASES
 from faults.runs import SMALL, finish, start, tail
 from faults.tally import Tally
-from federations import COHORTS, engine, play, samples
+from federations import COHORTS, play, samples, simulation
 from fedman.algorithms import ALGORITHMS
 from fedman.errors import Diverged, UserError
 from fedman.runs.folder import read_rounds
@@ -84,12 +84,14 @@ def one_bad(case: str, chunk: int) -> str | None:
     data = samples()
     data.x[data.parts[2][0], 0] = 1e6  # Poisoned's mark
     options = {"data": data, "model": Poisoned(), "chunk": chunk}
-    state, outcomes = play(engine(name, hyper, **options), [[0, 2, 5], [1, 3]])
-    clean, _ = play(engine(name, hyper, **options), [[0, 5], [1, 3]])
+    state, outcomes = play(simulation(name, hyper, **options), [[0, 2, 5], [1, 3]])
+    clean, _ = play(simulation(name, hyper, **options), [[0, 5], [1, 3]])
     if [o.quarantined for o in outcomes] != [[2], []]:
         return f"{case}: quarantined {[o.quarantined for o in outcomes]}"
     return (
-        None if _close(state.server, clean.server) and _close(state.memory, clean.memory) else f"{case}: not the same"
+        None
+        if _close(state.server, clean.server) and _close(state.clients.memory, clean.clients.memory)
+        else f"{case}: not the same"
     )
 
 
@@ -97,12 +99,16 @@ def all_bad(case: str, chunk: int) -> str | None:
     name, hyper = CASES[case]
     data = samples()
     data.x[:, 0] = 1e6
-    machine = engine(name, hyper, data=data, model=Poisoned(), chunk=chunk)
+    machine = simulation(name, hyper, data=data, model=Poisoned(), chunk=chunk)
     state, fresh = machine.start(), machine.start()
     try:
         machine.round(state, COHORTS[0])
     except Diverged:
-        same = _close(state.server, fresh.server) and torch.equal(state.last, fresh.last) and state.round == 0
+        same = (
+            _close(state.server, fresh.server)
+            and torch.equal(state.clients.last, fresh.clients.last)
+            and state.round == 0
+        )
         return None if same else f"{case}: the state was touched"
     return f"{case}: was not noticed"
 
@@ -110,21 +116,21 @@ def all_bad(case: str, chunk: int) -> str | None:
 def out_of_memory(case: str, room: int) -> str | None:
     """`torch.OutOfMemoryError` wherever more than `room` clients are trained at once."""
     name, hyper = CASES[case]
-    want = play(engine(name, hyper))[0]
-    train = fedman.training.engine.train
+    want = play(simulation(name, hyper))[0]
+    train = fedman.backends.in_process.run_local_steps
 
     def limited(job, *rest):  # type: ignore[no-untyped-def]
         if len(job) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train(job, *rest)
 
-    with mock.patch.object(fedman.training.engine, "train", limited), warnings.catch_warnings():
+    with mock.patch.object(fedman.backends.in_process, "run_local_steps", limited), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            state = play(engine(name, hyper))[0]
+            state = play(simulation(name, hyper))[0]
         except (torch.OutOfMemoryError, UserError) as error:
             return f"{case}: {error}"
-    same = _close(state.server, want.server) and _close(state.memory, want.memory)
+    same = _close(state.server, want.server) and _close(state.clients.memory, want.clients.memory)
     return None if same else f"{case}: not the same"
 
 

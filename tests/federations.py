@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS
-from fedman.execution.stacked import Stacked
+from fedman.backends.in_process import InProcess, default_chunk
+from fedman.errors import Diverged
+from fedman.execution.choice import choose
+from fedman.execution.executor import Executor
 from fedman.models.mlp import MLP
+from fedman.models.parameters import flatten
+from fedman.runs.build import build, relative_sizes
+from fedman.training.aggregate import Outcome, collect
 from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training
+from fedman.training.evaluate import Evaluator
+from fedman.training.federation import Assignment, Federation
 from fedman.training.randomness import plan
+from fedman.training.round import Round
+from fedman.training.settings import Training
+from fedman.training.state import RunState
 
 SIZES = [13, 7, 20, 9, 16, 5]
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [0, 1, 5], [2, 4]]
@@ -36,18 +49,69 @@ def network(seed=0, hidden=(7,)) -> nn.Module:
     return MLP((5,), 4, hidden).double()
 
 
-def engine(name="fedavg", hyper=None, *, training=TRAINING, chunk=None, model=None, data=None, **options) -> Engine:
-    return Engine(
-        Stacked(model or network(), **options),
-        ALGORITHMS[name](**(hyper or {})),
-        data or samples(),
-        training,
-        chunk=chunk,
-        precision="fp64",
+@dataclass(frozen=True)
+class Simulation:
+    """A federation and what plays its rounds in this process."""
+
+    federation: Federation
+    backend: InProcess
+
+    def start(self) -> RunState:
+        return self.federation.start()
+
+    def round(self, state: RunState, cohort: list[int]) -> Outcome:
+        (outcome,) = together([self], [state], [cohort])
+        if isinstance(outcome, Diverged):
+            raise outcome
+        return outcome
+
+    def evaluate(self, w, batch=None) -> tuple[float, float]:
+        evaluator = Evaluator(self.backend.executor, self.federation.samples, self.federation.dtype, batch)
+        return evaluator.grade(evaluator.scores(w).tolist())
+
+
+def simulation(
+    name="fedavg", hyper=None, *, training=TRAINING, chunk=None, model=None, data=None, execution=None, longest=None,
+    graphs=None, precision="fp64", device="cpu", **layers,
+) -> Simulation:  # fmt: skip
+    model, data, device = model or network(), data or samples(), torch.device(device)
+    size = len(flatten(model))
+    chunk = chunk or default_chunk(size, device)
+    shape = data.shape if data.images else ()
+    made = execution(model, precision=precision, **layers) if execution else choose(
+        model, shape, device, precision, chunk, **layers
+    )  # fmt: skip
+    federation = Federation(
+        algorithm=ALGORITHMS[name](**(hyper or {})),
+        samples=data,
+        training=training,
+        initial=flatten(model).to(device, torch.float64 if precision == "fp64" else torch.float32),
+        is_weight=made.parameters.is_weight().to(device),
+        relative_size=relative_sizes(data.sizes(range(len(data.parts)))),
+        ids=range(len(data.parts)),
+        longest=longest,
+        image_layout=made.image_layout,
+        fused=made.fused,
     )
+    return Simulation(federation, InProcess(Executor(made, device, threading.Event(), graphs), chunk))
 
 
-def play(machine: Engine, cohorts=COHORTS):
+def simulator(config, data, parts=None) -> Simulation:
+    """The run of a configuration, in this process."""
+    built = build([config], data, "cpu", parts=parts)
+    return Simulation(built.federations[0], built.in_process)
+
+
+def together(simulations, states, cohorts) -> list:
+    """One round of several simulations, stacked by the first one's backend: their outcomes."""
+    now = [
+        Assignment(s.federation, state, Round(state.round, cohort, s.federation.training.rate(state.round)))
+        for s, state, cohort in zip(simulations, states, cohorts, strict=True)
+    ]
+    return list(collect(now, simulations[0].backend.train(now, [])))
+
+
+def play(machine: Simulation, cohorts=COHORTS):
     """All rounds; the final state and the outcomes."""
     state = machine.start()
     return state, [machine.round(state, cohort) for cohort in cohorts]
@@ -73,16 +137,16 @@ class Loop:
     def __init__(self):
         self.sizes, self.cleared = [], 0
 
-    def capture(self, task):
-        if "w" in task.carry and len(task.carry["w"]) not in self.sizes:
-            self.sizes.append(len(task.carry["w"]))
+    def capture(self, steps):
+        if "w" in steps.carry and len(steps.carry["w"]) not in self.sizes:
+            self.sizes.append(len(steps.carry["w"]))
 
     def clear(self):
         self.cleared += 1
 
-    def run(self, task):
-        self.capture(task)
-        carry = task.carry
-        for j in range(task.steps):
-            carry = task.step(task.inputs, j, carry)
+    def run(self, steps):
+        self.capture(steps)
+        carry = steps.carry
+        for j in range(steps.count):
+            carry = steps.step(steps.inputs, j, carry)
         return carry

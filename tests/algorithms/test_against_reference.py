@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from cases import CASES
-from federations import COHORTS, SIZES, TRAINING, batches, engine, network, play, samples
+from federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation
 from fedman.algorithms import ALGORITHMS
-from fedman.execution.stacked import Stacked, flatten
-from fedman.runs.experiment import averages
+from fedman.execution.vmapped import Vmapped
+from fedman.models.parameters import flatten
 from reference import SIZES as PARAMETER_SIZES
 from reference import federate, objective
 
@@ -31,15 +31,15 @@ def test_every_algorithm_has_a_case():
 def test_matches_the_reference(case, chunk):
     name, hyper = CASES[case]
     data = samples()
-    machine = engine(name, hyper, data=data, chunk=chunk)
+    machine = simulation(name, hyper, data=data, chunk=chunk)
     state, outcomes = play(machine)
     want = expected(name, hyper, data)
-    for model, w in averages(machine, state).items():
+    for model, w in machine.federation.models(state).items():
         np.testing.assert_allclose(w.numpy(), want[model], err_msg=model, **CLOSE)
-    np.testing.assert_allclose(state.last.numpy(), want["x"], **CLOSE)
+    np.testing.assert_allclose(state.clients.last.numpy(), want["x"], **CLOSE)
     for key, table in (("h", "h"), ("g", "g_k"), ("c", "c_k")):
-        if key in state.memory:
-            np.testing.assert_allclose(state.memory[key].numpy(), want[table], **CLOSE)
+        if key in state.clients.memory:
+            np.testing.assert_allclose(state.clients.memory[key].numpy(), want[table], **CLOSE)
     for key in ("g", "c"):
         if key in state.server:
             np.testing.assert_allclose(state.server[key].numpy(), want[key], **CLOSE)
@@ -50,8 +50,8 @@ def test_the_clip_acts_in_these_tests():
     """The battery would prove little if the clip never bound; without it the models differ."""
     from dataclasses import replace
 
-    loose = engine("fedavg", training=replace(TRAINING, clip=1e9))
-    tight = engine("fedavg")
+    loose = simulation("fedavg", training=replace(TRAINING, clip=1e9))
+    tight = simulation("fedavg")
     a, b = play(loose)[0], play(tight)[0]
     assert (a.server["w"] - b.server["w"]).norm() > 1e-2
 
@@ -68,8 +68,8 @@ def test_the_reference_gradient_is_right():
         down[i] -= step
         difference = (objective(up, x, y, 0.7)[0] - objective(down, x, y, 0.7)[0]) / (2 * step)
         assert difference == pytest.approx(gradient[i], rel=1e-6, abs=1e-9)
-    stacked = Stacked(network())
-    assert stacked.sizes == PARAMETER_SIZES
+    stacked = Vmapped(network())
+    assert stacked.parameters.sizes == PARAMETER_SIZES
     batch = torch.tensor(x)[None], torch.tensor(y)[None], None
     ours, loss = stacked.gradient(torch.tensor(w)[None], *batch, 0.7)
     np.testing.assert_allclose(ours[0].numpy(), gradient, **CLOSE)

@@ -1,5 +1,6 @@
 """Where algorithms must coincide, whatever the data (protocol §9)."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,35 +8,52 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, vmap
 
 from cases import CASES
-from federations import COHORTS, SIZES, TRAINING, engine, network, play, samples
+from federations import COHORTS, SIZES, TRAINING, network, play, samples, simulation
 from fedman.algorithms import ALGORITHMS, Local
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.steps import climb, norm, sgd
-from fedman.execution.stacked import flatten
+from fedman.execution.vmapped import Vmapped
+from fedman.models.parameters import flatten
 
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+class Untapped(Vmapped):
+    """Gradients of the cross-entropy alone, by torch.func and a module of its own."""
+
+    def gradient(self, W, x, y, weight, zeta):
+        module = copy.deepcopy(self.model).requires_grad_(False)
+
+        def loss(w, x, y, weight):
+            out = functional_call(module, self.parameters.unflatten(w), (x,))
+            return (nn.functional.cross_entropy(out, y, reduction="none") * weight).sum()
+
+        W = W.detach().requires_grad_()
+        ce = vmap(loss)(W, x, y, weight)
+        return torch.autograd.grad(ce.sum(), W)[0], ce.detach()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_zeta_zero_is_bit_identical_to_plain(case):
-    """ζ = 0 takes the plain path, and that path has the same bits as a model that was never tapped."""
+    """ζ = 0 has the same bits as gradients of a model that was never tapped."""
     name, hyper = CASES[case]
     plain = replace(TRAINING, zeta=0.0)
-    with_taps = play(engine(name, hyper, training=plain))[0]
-    untapped = engine(name, hyper, training=plain)
-    untapped.stacked.man.remove()
+    with_taps = play(simulation(name, hyper, training=plain))[0]
+    untapped = simulation(name, hyper, training=plain, execution=Untapped)
     assert torch.equal(with_taps.server["w"], play(untapped)[0].server["w"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_same_seed_twice_is_bit_identical(case):
     name, hyper = CASES[case]
-    a, b = (play(engine(name, hyper)) for _ in range(2))
+    a, b = (play(simulation(name, hyper)) for _ in range(2))
     assert torch.equal(a[0].server["w"], b[0].server["w"])
     assert a[1] == b[1]
 
@@ -53,22 +71,22 @@ def test_same_seed_twice_is_bit_identical(case):
     ],
 )
 def test_first_round_local_models_are_fedavgs_when_the_method_is_switched_off(name, hyper):
-    x = play(engine(name, hyper), COHORTS[:1])[0].last
-    close(x, play(engine("fedavg"), COHORTS[:1])[0].last)
+    x = play(simulation(name, hyper), COHORTS[:1])[0].clients.last
+    close(x, play(simulation("fedavg"), COHORTS[:1])[0].clients.last)
 
 
 @pytest.mark.parametrize(
     ("name", "hyper"), [("fedprox", {"mu": 0.0}), ("fedsam", {"rho": 0.0}), ("fedasam", {"rho": 0.0})]
 )
 def test_methods_without_memory_stay_fedavg_in_every_round(name, hyper):
-    close(play(engine(name, hyper))[0].server["w"], play(engine("fedavg"))[0].server["w"])
+    close(play(simulation(name, hyper))[0].server["w"], play(simulation("fedavg"))[0].server["w"])
 
 
 def test_fedspeed_without_ascent_is_feddyn_in_every_round():
-    speed = play(engine("fedspeed", {"alpha": 0.3, "rho": 0.0}))[0]
-    dyn = play(engine("feddyn", {"alpha": 0.3}))[0]
+    speed = play(simulation("fedspeed", {"alpha": 0.3, "rho": 0.0}))[0]
+    dyn = play(simulation("feddyn", {"alpha": 0.3}))[0]
     close(speed.server["w"], dyn.server["w"])
-    close(speed.memory["h"], dyn.memory["h"])
+    close(speed.clients.memory["h"], dyn.clients.memory["h"])
 
 
 def test_asam_with_unit_scaling_is_sam():
@@ -86,36 +104,38 @@ def test_asam_with_unit_scaling_is_sam():
 
 def test_feddc_with_gradient_states_at_zero_is_feddyn_while_the_clip_is_off():
     loose = replace(TRAINING, clip=1e9)
-    dc = engine("feddc", {"alpha": 0.3}, training=loose)
+    dc = simulation("feddc", {"alpha": 0.3}, training=loose)
     state = dc.start()
     for cohort in COHORTS:
         dc.round(state, cohort)
-        state.memory["g"].zero_()
+        state.clients.memory["g"].zero_()
         state.server["g"].zero_()
-    close(state.server["w"], play(engine("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
+    close(state.server["w"], play(simulation("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
 
 
 @pytest.mark.parametrize("name", ["feddyn", "feddc", "fedspeed"])
 def test_drift_is_the_sum_of_a_clients_moves(name):
-    machine = engine(name, {"alpha": 0.3})
+    machine = simulation(name, {"alpha": 0.3})
     state = machine.start()
-    moves = torch.zeros_like(state.last)
+    moves = torch.zeros_like(state.clients.last)
     for cohort in COHORTS:
         theta = state.server["w"]
         machine.round(state, cohort)
-        moves[cohort] += state.last[cohort] - theta
-    close(state.memory["h"], moves)
+        moves[cohort] += state.clients.last[cohort] - theta
+    close(state.clients.memory["h"], moves)
 
 
 def test_feddcs_gradient_state_after_round_one():
     """g = −(1/N) Σ_S p_k·Δ_k/(K_k·η_0): with g = g_k = 0 before, p_k(g_k⁺ − g_k) = −p_k·Δ_k/(K_k·η_0)."""
-    machine = engine("feddc", {"alpha": 0.3})
+    machine = simulation("feddc", {"alpha": 0.3})
     theta = machine.start().server["w"]
     state, _ = play(machine, COHORTS[:1])
     want = torch.zeros_like(theta)
     for k in COHORTS[0]:
         steps = TRAINING.epochs * -(-SIZES[k] // TRAINING.batch_size)
-        want -= machine.relative_size[k] * (state.last[k] - theta) / (steps * TRAINING.lr) / len(SIZES)
+        want -= (
+            machine.federation.relative_size[k] * (state.clients.last[k] - theta) / (steps * TRAINING.lr) / len(SIZES)
+        )
     close(state.server["g"], want)
 
 
@@ -137,10 +157,10 @@ def test_the_clip_bounds_the_gradient_and_never_the_decay(scale, decay, extra, b
 def test_a_permuted_cohort_gives_the_same_models(case):
     """A client's work depends on the client alone; only the order of the server's sum changes."""
     name, hyper = CASES[case]
-    a = play(engine(name, hyper))[0]
-    b = play(engine(name, hyper), [cohort[::-1] for cohort in COHORTS])[0]
+    a = play(simulation(name, hyper))[0]
+    b = play(simulation(name, hyper), [cohort[::-1] for cohort in COHORTS])[0]
     close(a.server["w"], b.server["w"])
-    close(a.last, b.last)
+    close(a.clients.last, b.clients.last)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -168,7 +188,7 @@ def test_a_step_is_pure_and_keeps_its_dtype(case):
 
 
 def test_common_start_comes_from_the_module():
-    assert torch.equal(engine().start().server["w"], flatten(network()))
+    assert torch.equal(simulation().start().server["w"], flatten(network()))
     assert samples().sizes(range(6)) == SIZES
 
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fedman.training.engine
-import fedman.training.local_steps
+import fedman.backends.in_process
 from cases import CASES
-from federations import COHORTS, TRAINING, Loop, engine, network, play
-from fedman.backends.flight import launch
+from federations import COHORTS, TRAINING, Loop, network, play, simulation, together
 from fedman.errors import UserError
 
 
 @pytest.fixture
 def room(monkeypatch):
     """`room(n)`: from now on more than n clients at once do not fit; returns the list of what was tried."""
-    real = fedman.training.engine.train
+    real = fedman.backends.in_process.run_local_steps
 
     def limit(n):
         tried = []
@@ -28,8 +26,7 @@ def room(monkeypatch):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return real(job, *rest)
 
-        monkeypatch.setattr(fedman.training.engine, "train", train)
-        monkeypatch.setattr(fedman.training.local_steps, "train", train)
+        monkeypatch.setattr(fedman.backends.in_process, "run_local_steps", train)
         return tried
 
     return limit
@@ -38,28 +35,28 @@ def room(monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_the_chunk_halves_and_the_result_stays(case, room):
     name, hyper = CASES[case]
-    want, outcomes = play(engine(name, hyper))
+    want, outcomes = play(simulation(name, hyper))
     tried = room(1)
-    machine = engine(name, hyper)
+    machine = simulation(name, hyper)
     with pytest.warns(UserWarning, match="clients at once do not fit into memory; going on with 1"):
         state, again = play(machine)
-    assert machine.chunk == 1
+    assert machine.backend.chunk == 1
     assert tried == [3] + [1] * sum(map(len, COHORTS))
     torch.testing.assert_close(state.server, want.server, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(state.memory, want.memory, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(state.clients.memory, want.clients.memory, rtol=1e-11, atol=1e-12)
     assert [o.cohort for o in again] == [o.cohort for o in outcomes]
     assert again[-1].loss == pytest.approx(outcomes[-1].loss, rel=1e-10)
 
 
 def test_it_halves_as_often_as_needed_and_remembers(room):
     room(1)
-    machine = engine("feddyn")
-    machine.graphs = Loop()
+    graphs = Loop()
+    machine = simulation("feddyn", graphs=graphs)
     state = machine.start()
     with pytest.warns(UserWarning, match="do not fit") as said:
         machine.round(state, [0, 1, 2, 3, 4, 5])
     assert [str(w.message).split("; ")[1] for w in said] == ["going on with 3", "going on with 1"]
-    assert machine.graphs.cleared == 2
+    assert graphs.cleared == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         machine.round(state, [0, 1, 2])
@@ -67,30 +64,28 @@ def test_it_halves_as_often_as_needed_and_remembers(room):
 
 def test_one_client_that_does_not_fit_is_a_users_problem(room):
     room(0)
-    machine = engine("feddc")
+    machine = simulation("feddc")
     state = machine.start()
-    before = state.last.clone()
+    before = state.clients.last.clone()
     with (
         pytest.warns(UserWarning, match="going on with 1"),
         pytest.raises(UserError, match="not even one client at a time fits"),
     ):
         machine.round(state, COHORTS[0])
     assert state.round == 0
-    assert torch.equal(state.last, before)
+    assert torch.equal(state.clients.last, before)
 
 
 def test_stacked_runs_are_taken_apart(room):
     """Three runs of three clients, room for four clients: run by run, to the same result."""
     variants = [replace(TRAINING, seed=s, zeta=z) for s, z in ((0, 0.0), (1, 0.7), (2, 0.3))]
-    want = [play(engine("feddc", training=t), [COHORTS[0]])[0].server for t in variants]
+    want = [play(simulation("feddc", training=t), [COHORTS[0]])[0].server for t in variants]
     tried = room(4)
-    runs = [engine("feddc", training=t, model=network()) for t in variants]
+    runs = [simulation("feddc", training=t, model=network(), longest=20) for t in variants]
     states = [run.start() for run in runs]
-    for run in runs:
-        run.longest = 20
     with pytest.warns(UserWarning, match="9 clients at once do not fit into memory; going on with 4"):
-        outcomes = list(launch([(run, s, COHORTS[0]) for run, s in zip(runs, states, strict=True)]).land())
+        outcomes = together(runs, states, [COHORTS[0]] * 3)
     assert len(outcomes) == 3
-    assert tried == [9, 3, 6, 3, 3]
+    assert tried == [9, 3, 3, 3]
     for state, server in zip(states, want, strict=True):
         torch.testing.assert_close(state.server, server, rtol=1e-11, atol=1e-12)

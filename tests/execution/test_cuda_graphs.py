@@ -25,7 +25,7 @@ def play(machine, steps=3):
 
 
 def task(step, steps, fixed=None):
-    return graphs.Task(step, {"a": {"x": torch.tensor([2.0])}}, {"sum": torch.zeros(1)}, steps, fixed)
+    return graphs.Steps(step, {"a": {"x": torch.tensor([2.0])}}, {"sum": torch.zeros(1)}, steps, fixed)
 
 
 def test_it_runs_step_by_step_and_is_not_tried_again(machine, monkeypatch):
@@ -108,7 +108,7 @@ def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
         def step(inputs, j, carry):
             return {"sum": carry["sum"] + inputs["hp"]["lr"] * inputs["a"]["x"] * (j + 1)}
 
-        torch.testing.assert_close(machine.run(graphs.Task(step, inputs, carry, 6))["sum"], 0.5 * x * 21)
+        torch.testing.assert_close(machine.run(graphs.Steps(step, inputs, carry, 6))["sum"], 0.5 * x * 21)
 
     for seed, n in enumerate([3, 10, 2, 3, 8, 10, 2, 9]):
         play(n, seed)

@@ -24,10 +24,10 @@ import torch
 from deployment import SOURCE, Deployment, TimeLimit
 from hostile import KINDS
 
+from federations import simulator
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.flower.app import new_project
-from fedman.runs.build import make_engine, on_device
 from fedman.runs.experiment import read_models
 from fedman.runs.folder import read_rounds
 
@@ -174,11 +174,11 @@ def simulated(clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """θ of the simulator with these clients in every round, by name of parameter."""
     config = resolve(overrides(RUN.split()))
     data = load(*config.source)
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu")
-    state = engine.start()
+    machine = simulator(config, data)
+    state = machine.start()
     for _ in range(ROUNDS):
-        engine.round(state, list(clients))
-    return engine.stacked.parameters(state.server["w"])
+        machine.round(state, list(clients))
+    return machine.backend.executor.execution.parameters.unflatten(state.server["w"])
 
 
 def verdict(trial: Trial, out: Path) -> tuple[bool, str]:

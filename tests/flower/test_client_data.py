@@ -57,17 +57,17 @@ def test_clients_train_on_their_own_files(tmp_path):
     assert [r["refused"] for r in there.rounds] == [{}, {}]
     import torch
 
+    from federations import simulator
     from fedman.data import from_arrays
-    from fedman.runs.build import make_engine, on_device
 
     parts = [rows(n, k) for k, n in enumerate(SIZES)]
     x, y = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
     data = from_arrays(x, y, *rows(30, 9))
     cuts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu", cuts)
-    state = engine.start()
+    machine = simulator(config, data, cuts)
+    state = machine.start()
     for _ in range(2):
-        engine.round(state, [0, 1, 2])
+        machine.round(state, [0, 1, 2])
     assert torch.equal(torch.cat([v.flatten() for v in there.models["cloud"].values()]), state.server["w"])
 
 

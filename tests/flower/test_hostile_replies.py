@@ -10,12 +10,12 @@ from flwr.app import Array, Message
 from hostile import KINDS, spoil
 from local_grid import LocalGrid
 
+from federations import simulator
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
 from fedman.flower.service import Service
-from fedman.runs.build import make_engine, on_device
 
 ROUNDS, CLIENTS, LIAR = 2, 4, 3
 WORDS = (
@@ -31,10 +31,10 @@ def honest() -> dict[tuple[int, ...], torch.Tensor]:
     data = load(*CONFIG.source)
     found = {}
     for cohort in ((0, 1, 2), (0, 1, 2, 3)):
-        engine = make_engine(CONFIG, data, on_device(data, "cpu"), None, "cpu")
-        state = engine.start()
+        machine = simulator(CONFIG, data)
+        state = machine.start()
         for _ in range(ROUNDS):
-            engine.round(state, list(cohort))
+            machine.round(state, list(cohort))
         found[cohort] = state.server["w"]
     return found
 

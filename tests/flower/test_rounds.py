@@ -6,6 +6,7 @@ import pytest
 import torch
 from local_grid import LocalGrid
 
+from federations import simulator
 from fedman.algorithms import ALGORITHMS
 from fedman.config import read_toml, resolve
 from fedman.data import load
@@ -15,7 +16,6 @@ from fedman.flower.messages import ROUND
 from fedman.flower.server import serve
 from fedman.flower.service import Service
 from fedman.runs import experiment
-from fedman.runs.build import make_engine, on_device
 from fedman.runs.folder import read_rounds
 
 KEYS = {
@@ -113,17 +113,14 @@ def test_a_client_that_fails_in_one_round_is_left_out_of_it_and_goes_on(algorith
     there = play(config, tmp_path, grid)
     assert [r["quarantined"] for r in there.rounds] == [[], [2], []]
     assert there.rounds[1]["refused"] == {"2": "no reply within 0.2 s"}
-    engine, state = simulator(config)
+    machine = simulator(config, load(config.dataset))
+    state = machine.start()
     for cohort in ([0, 1, 2, 3, 4], [0, 1, 3, 4], [0, 1, 2, 3, 4]):
-        engine.round(state, cohort)
+        machine.round(state, cohort)
     assert torch.equal(torch.cat([v.flatten() for v in there.models["cloud"].values()]), state.server["w"])
-    assert torch.equal(torch.cat([v.flatten() for v in there.models["all"].values()]), engine.everyone(state))
-
-
-def simulator(config):
-    data = load(config.dataset)
-    engine = make_engine(config, data, on_device(data, "cpu"), None, "cpu")
-    return engine, engine.start()
+    assert torch.equal(
+        torch.cat([v.flatten() for v in there.models["all"].values()]), machine.federation.models(state)["all"]
+    )
 
 
 def test_a_round_is_repeated_for_those_who_did_not_reply(tmp_path):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from federations import Simulation, simulation
 from fedman import kernels
-from fedman.algorithms import ALGORITHMS
-from fedman.execution.stacked import Stacked
+from fedman.execution.choice import choose
+from fedman.execution.stacked_kernels import StackedKernels
+from fedman.execution.vmapped import Vmapped
 from fedman.models.convnet import ConvNet
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training
+from fedman.training.settings import Training
 
 
-def machine(name: str, device: torch.device, accelerated: bool, monkeypatch: pytest.MonkeyPatch, **options) -> Engine:
+def machine(
+    device: torch.device,
+    accelerated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    name="fedavg",
+    zeta=0.3,
+    groups=0,
+    **layers,
+) -> Simulation:
     generator = torch.Generator().manual_seed(0)
     n = 11
     x = torch.randint(0, 256, (n, 8, 8, 3), dtype=torch.uint8, generator=generator).to(device)
@@ -25,13 +33,14 @@ def machine(name: str, device: torch.device, accelerated: bool, monkeypatch: pyt
     samples = Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
     monkeypatch.setattr(kernels, "available", lambda device: accelerated)
     torch.manual_seed(0)
-    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), **options)
-    training = Training(zeta=0.3, lr=0.05, clip=0.5, epochs=1, batch_size=3, seed=1)
-    built = Engine(Stacked(model), ALGORITHMS[name](), samples, training, chunk=3, device=device)
-    assert (built.stacked.kernels is not None) == accelerated
-    if device.type == "cpu":  # on one thread, as on a GPU
-        built._model = lambda: built.stacked  # type: ignore[method-assign]
-        built._map = map  # type: ignore[assignment]
+    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), groups=groups)
+    training = Training(zeta=zeta, lr=0.05, clip=0.5, epochs=1, batch_size=3, seed=1)
+    built = simulation(
+        name, training=training, chunk=3, model=model, data=samples, precision="fp32", device=device, **layers
+    )
+    assert isinstance(built.backend.executor.execution, StackedKernels) == accelerated
+    if device.type == "cpu":  # the interpreter wants one thread, as a GPU has
+        monkeypatch.setattr(built.backend.executor, "map", lambda function, items: [function(item) for item in items])
     return built
 
 
@@ -39,7 +48,7 @@ def machine(name: str, device: torch.device, accelerated: bool, monkeypatch: pyt
 def test_follows_the_plain_module(name, groups, device, monkeypatch):
     results = []
     for accelerated in (False, True):
-        built = machine(name, device, accelerated, monkeypatch, groups=groups)
+        built = machine(device, accelerated, monkeypatch, name, groups=groups)
         state = built.start()
         outcomes = [built.round(state, cohort) for cohort in ([0, 1, 2], [2])]
         moved = state.server["w"] - built.start().server["w"]
@@ -57,11 +66,7 @@ def test_without_logits_and_without_man(device, monkeypatch):
     moves = []
     for accelerated in (False, True):
         for zeta, output in ((0.0, True), (0.3, False)):
-            built = machine("fedavg", device, accelerated, monkeypatch)
-            if not output:
-                built.stacked = Stacked(built.stacked._arguments[0], output=False)
-                built.stacked.accelerate(device, "fp32", (3, 8, 8))
-            built.training = replace(built.training, zeta=zeta)
+            built = machine(device, accelerated, monkeypatch, zeta=zeta, output=output)
             state = built.start()
             built.round(state, [0, 1, 2])
             moves.append(state.server["w"] - built.start().server["w"])
@@ -75,10 +80,7 @@ def test_measures_of_chosen_layers(device, monkeypatch):
     layers = {"relus.0": mean_square, "relus.2": mean_square_and_variance}
     results = []
     for accelerated in (False, True):
-        built = machine("fedavg", device, accelerated, monkeypatch)
-        built.stacked = Stacked(built.stacked._arguments[0], output=False, layers=layers)
-        built.stacked.accelerate(device, "fp32", (3, 8, 8))
-        assert (built.stacked.kernels is not None) == accelerated
+        built = machine(device, accelerated, monkeypatch, output=False, layers=layers)
         state = built.start()
         outcome = built.round(state, [0, 2])
         results.append((state.server["w"] - built.start().server["w"], outcome.man))
@@ -89,7 +91,8 @@ def test_measures_of_chosen_layers(device, monkeypatch):
 
 
 def test_a_measure_of_ones_own_is_left_to_the_plain_module(device, monkeypatch):
-    built = machine("fedavg", device, True, monkeypatch)
-    stacked = Stacked(built.stacked._arguments[0], layers={"relus.0": lambda a: a.flatten(1).abs().mean(1)})
-    stacked.accelerate(device, "fp32", (3, 8, 8))
-    assert stacked.kernels is None
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,))
+    layers = {"relus.0": lambda a: a.flatten(1).abs().mean(1)}
+    assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3), StackedKernels)
+    assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3, layers=layers), Vmapped)

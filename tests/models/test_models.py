@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fedman.errors import UserError
-from fedman.execution.stacked import Stacked
 from fedman.models import MODELS, ManVariant, build, man_variant
-from fedman.penalties.man import MEASURES
+from fedman.penalties.man import MEASURES, ActivationNorm
 
 
 @pytest.mark.parametrize(
@@ -58,16 +57,15 @@ def test_man_term_of_the_papers_models(name, shape, layers):
     """R on a fixed batch is the direct formula: unpooled ReLU maps, hidden linear layers, logits."""
     torch.manual_seed(0)
     model = build(name, shape, 100)
-    x, y = torch.randn(1, 4, *shape), torch.zeros(1, 4, dtype=torch.long)
-    maps = []
+    x, maps = torch.randn(4, *shape), []
     for relu in model.relus:
         relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
-    maps.append(model(x[0]).detach())
+    maps.append(model(x).detach())
     assert [tuple(a.shape[1:]) for a in maps] == layers
-    stacked = Stacked(build(name, shape, 100))
-    w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    terms = stacked.man_terms(w, x, y, None)
-    torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))
+    expected = [a.square().mean() for a in maps]
+    man = ActivationNorm(model)
+    model(x)
+    torch.testing.assert_close(list(man.terms().values()), expected)
 
 
 def test_images_too_small_and_rows_are_refused():

@@ -129,9 +129,8 @@ def test_another_module_is_refused(tmp_path):
 
 def test_another_version_is_named_and_goes_on(stopped, whole, monkeypatch):
     said = []
-    from fedman.runs import checkpoint
-    from fedman.runs import experiment
     from fedman.config import resolve
+    from fedman.runs import checkpoint, experiment
 
     monkeypatch.setattr(checkpoint, "version", lambda: "9.9")
     experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)

@@ -11,8 +11,8 @@ import pytest
 from safetensors import SafetensorError
 
 import fedman
-from fedman.runs import folder as records
 from fedman.errors import UserError
+from fedman.runs import folder as records
 from fedman.runs.folder import RunFolder, write_json, write_whole
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20}

@@ -18,14 +18,15 @@ import fedman.data
 from faults.runs import fingerprint
 from federations import SMALL
 from fedman.algorithms import ALGORITHMS
-from fedman.runs.build import man_layers
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
+from fedman.execution.device import pick_precision
+from fedman.execution.vmapped import Vmapped
 from fedman.models import build
 from fedman.models.mlp import MLP
+from fedman.models.parameters import flatten
+from fedman.runs.build import man_layers
 from fedman.runs.folder import read_rounds
-from fedman.execution.device import pick_precision
-from fedman.execution.stacked import Stacked
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 
@@ -250,7 +251,7 @@ def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)
     model = build("tiny_cnn", (3, 64, 64), 5)
-    stacked = Stacked(model, output=False, layers=man_layers("tiny-code"))
+    stacked = Vmapped(model, output=False, layers=man_layers("tiny-code"))
     x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
     maps = []
     for relu in model.relus:
@@ -258,5 +259,5 @@ def test_tiny_code_variant_is_the_authors_term():
     model(x[0])
     a1, a2, _, a4, a5 = maps
     want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
-    terms = stacked.man_terms(stacked.initial()[None], x, y, None)
+    terms = stacked.man_terms(flatten(model)[None], x, y, None)
     torch.testing.assert_close(sum(terms.values())[0], want)

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from fedman.errors import UserError
-from fedman.runs.grid import cells
 from fedman.paper.presets import METHODS, SWEEPS
+from fedman.runs.grid import cells
 
 
 @pytest.mark.parametrize(("name", "zeta"), [("cifar100", 0.15), ("cifar10", 0.15), ("tiny-imagenet", 0.1)])

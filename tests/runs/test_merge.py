@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 import fedman
-from fedman.runs import results
 from fedman.cli.commands import main
 from fedman.errors import UserError
+from fedman.runs import results
 from fedman.runs.merge import merge_sweeps
 
 SMALL = {"model": "mlp", "clients": 5, "participation": 0.5, "rounds": 3, "epochs": 1}

@@ -3,8 +3,8 @@
 import pytest
 
 import fedman
-from fedman.runs import results
 from fedman.errors import UserError
+from fedman.runs import results
 
 
 def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):

@@ -8,10 +8,10 @@ import torch
 
 import fedman.data
 from federations import SMALL, Loop
-from fedman.runs import experiment
-from fedman.runs import sweep
 from fedman.config import resolve
 from fedman.errors import UserError
+from fedman.execution.executor import Executor
+from fedman.runs import build, experiment, sweep
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
 
@@ -82,14 +82,8 @@ def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypa
     configs = [resolve({**SMALL, "rounds": 12, "precision": "fp64", "seed": s}) for s in range(seeds)]
     data, quiet = DIGITS["digits", None], [lambda record: None] * seeds
     plain = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
-    graphs, make = Loop(), experiment.make_engine
-
-    def engine(*given):
-        made = make(*given)
-        made.graphs = graphs
-        return made
-
-    monkeypatch.setattr(experiment, "make_engine", engine)
+    graphs = Loop()
+    monkeypatch.setattr(build, "Executor", lambda *given: Executor(*given, graphs))
     replayed = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
     assert len(graphs.sizes) > 1
     assert graphs.sizes[0] == max(graphs.sizes)

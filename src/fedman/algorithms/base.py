@@ -78,6 +78,17 @@ class Algorithm:
         """The server's step, from the mean of the uploads; `fraction` = |S_t| / N turns it into Σ/N."""
         return {"w": mean["w"]}
 
+    def reach(self, norm: float, steps: int, p: float, lr: float, clip: float, decay: float) -> float:
+        """How far from θ an honest client can get in a round, so that a server can refuse what lies further out.
+
+        After K clipped steps from ‖θ‖ = `norm`: r_0 = 0, r ← r + η(C + λ(‖θ‖ + r)). An algorithm whose step adds to the
+        weight decay, outside the clip, says so here.
+        """
+        r = 0.0
+        for _ in range(steps):
+            r += lr * (clip + decay * (norm + r))
+        return r
+
 
 Scratch = tuple["Tensor", State]
 """A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""

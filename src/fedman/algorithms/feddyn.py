@@ -39,3 +39,6 @@ class FedDyn(Algorithm):
     def update(self, server: State, mean: State, fraction: float) -> State:
         h = server["h"] + fraction * mean["h"]
         return {"w": mean["w"] + h, "h": h}
+
+    def reach(self, norm: float, steps: int, p: float, lr: float, clip: float, decay: float) -> float:
+        return super().reach(norm, steps, p, lr, clip, decay + self.alpha / p)

@@ -23,14 +23,14 @@ Inputs = Mapping[str, Tensors]
 
 
 @dataclass(frozen=True)
-class Task:
+class Steps:
     """Steps to take, one after the other."""
 
     step: Callable[[Inputs, Any, Tensors], Tensors]  # step(inputs, j, carry) -> carry: the pure step number j `[1]`
     inputs: Inputs
     carry: Tensors  # before the first
-    steps: int
-    fixed: Hashable = None  # tells tasks apart whose tensors have the same shapes
+    count: int
+    fixed: Hashable = None  # tells steps apart whose tensors have the same shapes
 
 
 class Graphs:
@@ -49,17 +49,17 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
-    def capture(self, task: Task) -> _Captured | None:
-        """The graph of a task; None if there is none.
+    def capture(self, steps: Steps) -> _Captured | None:
+        """The graph of these steps; None where they cannot be captured.
 
         What a graph needs of memory is taken from what the graphs before it hold, if the pieces are large enough.
-        Where tasks of several sizes are to come, capture the largest first.
+        Where steps of several sizes are to come, capture the largest first.
         """
-        shapes = tuple((group, name, v.shape) for group, tensors in task.inputs.items() for name, v in tensors.items())
-        key = task.fixed, shapes
+        shapes = tuple((group, name, v.shape) for group, tensors in steps.inputs.items() for name, v in tensors.items())
+        key = steps.fixed, shapes
         if key not in self._captured:
             try:
-                self._captured[key] = _Captured(task, self._place, self._pool, self._stream)
+                self._captured[key] = _Captured(steps, self._place, self._pool, self._stream)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -67,15 +67,15 @@ class Graphs:
                 warnings.warn(f"no CUDA graph of this model, which is slower: {error}", stacklevel=2)
         return self._captured[key]
 
-    def run(self, task: Task) -> dict[str, Tensor]:
+    def run(self, steps: Steps) -> dict[str, Tensor]:
         """The carry after all steps."""
-        captured = self.capture(task)
+        captured = self.capture(steps)
         if captured is not None:
-            return captured.replay(task)
-        carry = task.carry
+            return captured.replay(steps)
+        carry = steps.carry
         device = next(iter(carry.values())).device
-        for j in range(task.steps):
-            carry = task.step(task.inputs, torch.full((1,), j, device=device), carry)
+        for j in range(steps.count):
+            carry = steps.step(steps.inputs, torch.full((1,), j, device=device), carry)
         return dict(carry)
 
     def _place(self, group: str, name: str, v: Tensor) -> Tensor:
@@ -91,24 +91,24 @@ class Graphs:
 
 class _Captured:
     def __init__(
-        self, task: Task, place: Callable[[str, str, Tensor], Tensor], pool: Any, stream: torch.cuda.Stream
+        self, steps: Steps, place: Callable[[str, str, Tensor], Tensor], pool: Any, stream: torch.cuda.Stream
     ) -> None:
-        self.several = next(n for n in (5, 4, 3, 2, 1) if task.steps % n == 0)
+        self.several = next(n for n in (5, 4, 3, 2, 1) if steps.count % n == 0)
         self.inputs = {
             group: {name: place(group, name, v) for name, v in tensors.items()}
-            for group, tensors in task.inputs.items()
+            for group, tensors in steps.inputs.items()
         }
-        self.carry = {name: place("carry", name, v) for name, v in task.carry.items()}
+        self.carry = {name: place("carry", name, v) for name, v in steps.carry.items()}
         device = next(iter(self.carry.values())).device
         self.j = torch.zeros(1, dtype=torch.int64, device=device)
         self.graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            task.step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
+            steps.step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
             stream.synchronize()
             self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
             try:
-                self._record(task)
+                self._record(steps)
             except BaseException:
                 with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
                     self.graph.capture_end()
@@ -116,21 +116,21 @@ class _Captured:
             self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self, task: Task) -> None:
+    def _record(self, steps: Steps) -> None:
         now: Tensors = self.carry
         for _ in range(self.several):
-            now = task.step(self.inputs, self.j, now)
+            now = steps.step(self.inputs, self.j, now)
             self.j.add_(1)
         for name, v in now.items():
             self.carry[name].copy_(v)
 
-    def replay(self, task: Task) -> dict[str, Tensor]:
-        for group, tensors in task.inputs.items():
+    def replay(self, steps: Steps) -> dict[str, Tensor]:
+        for group, tensors in steps.inputs.items():
             for name, v in tensors.items():
                 self.inputs[group][name].copy_(v)
-        for name, v in task.carry.items():
+        for name, v in steps.carry.items():
             self.carry[name].copy_(v)
         self.j.zero_()
-        for _ in range(task.steps // self.several):
+        for _ in range(steps.count // self.several):
             self.graph.replay()
         return {name: v.clone() for name, v in self.carry.items()}

@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedman.errors import TooFew, UserError
+from fedman.execution.executor import Stopped
 from fedman.flower.messages import NODE, REFUSED, ROUND
-from fedman.training.local_steps import Stopped
 
 POLL = 0.1  # seconds between two looks at the letter box
 QUESTION_TIMEOUT = 60.0

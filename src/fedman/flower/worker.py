@@ -1,4 +1,4 @@
-"""Where a client does its local work: its samples, an engine for a chunk of one, its memory."""
+"""Where a client does its local work: its samples, a federation of one, its memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, is_npz, load, partition
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
-from fedman.flower import client_data as own
+from fedman.flower import client_data
 from fedman.flower.exchange import exchange
 from fedman.flower.memory import Memory, default_root
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
-from fedman.runs.build import make_engine, on_device
-from fedman.training.engine import Engine
-from fedman.training.local_steps import train
-from fedman.training.state import Federation
+from fedman.runs.build import Built, build
+from fedman.training.federation import Federation
+from fedman.training.local_steps import run_local_steps
+from fedman.training.round import Round
 
 if TYPE_CHECKING:
     from fedman.flower.client import Node
@@ -36,21 +36,24 @@ SHARED = "FEDMAN_SHARED_DATA"
 
 def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """One client's round: what goes up, and the figures. The memory is on the disk before the reply leaves."""
-    desk = _desk(order.settings, order.task, node.data, node.data_dir, node.device)
-    engine, algorithm = desk.engine, desk.engine.algorithm
-    desk.seat(order)
-    state = _state(engine, order, server)
+    worker = _worker(order.settings, order.task, node.data, node.data_dir, node.device)
+    federation = worker.federation_of(order)
+    algorithm = federation.algorithm
+    vectors = _vectors(federation, server)
 
     root = Path(node.memory_dir).expanduser() if node.memory_dir else default_root()
     memory, names = Memory(root, order.run, order.client), (*algorithm.client, *([LAST] if order.keep_last else []))
-    kept = memory.load(order.accepted, names, state.sel.cpu()) if names and order.accepted >= 0 else {}
-    for name in algorithm.client:
-        state.memory[name] = (kept[name].to(engine.device) if kept else torch.zeros_like(state.sel))[None]
+    kept = memory.load(order.accepted, names, vectors["w"].cpu()) if names and order.accepted >= 0 else {}
+    remembered = {
+        name: (kept[name].to(federation.device) if kept else torch.zeros_like(vectors["w"]))[None]
+        for name in algorithm.client
+    }
 
-    with one_thread_each(engine.device), matmul_precision(engine.precision):
-        job = engine.job(state, [0])
-        w, figures = train(job, engine.stacked, engine.graphs, engine.stopping)
-    leaves, upload = algorithm.finish(w, state.server, job.memory, job.hp)
+    with one_thread_each(federation.device), matmul_precision(worker.built.precision):
+        round = Round(order.round, [order.client], federation.training.rate(order.round))
+        local = federation.work(federation.draw(round, [0]), vectors, remembered)
+        w, figures = run_local_steps(local, worker.built.executor)
+    leaves, upload = algorithm.finish(w, vectors, local.memory, local.hp)
     if names:
         memory.save(order.round, {name: ({**leaves, LAST: w})[name][0] for name in names})
     sent = {name: upload[name][0] for name in exchange(algorithm).up}
@@ -63,35 +66,38 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What a process keeps between rounds: the samples of the clients here, and an engine for one of them."""
+class Worker:
+    """What a process keeps between rounds: the samples of the clients here, and what trains one of them."""
 
-    engine: Engine
-    parts: list[Tensor]  # of all clients, or of the one with samples of its own
-    own: bool
+    built: Built
+    own: bool  # whether there is one client here, with samples of its own
 
-    def seat(self, order: Order) -> None:
-        """Make it client k's: its samples, its draws, its size."""
-        if not self.own and order.client >= len(self.parts):
-            raise UserError(f"partition-id: {order.client} is not one of the run's clients, 0 to {len(self.parts) - 1}")
-        engine, part = self.engine, self.parts[0 if self.own else order.client]
-        engine.samples = replace(engine.samples, parts=[part])
-        engine.longest = len(part) if engine.graphs else None
-        engine.ids, engine.relative_size = [order.client], torch.tensor([order.relative_size], dtype=torch.float64)
+    def federation_of(self, order: Order) -> Federation:
+        """The federation of client k alone: its samples, its draws, its size."""
+        (federation,) = self.built.federations
+        parts = federation.samples.parts
+        if not self.own and order.client >= len(parts):
+            raise UserError(f"partition-id: {order.client} is not one of the run's clients, 0 to {len(parts) - 1}")
+        part = parts[0 if self.own else order.client]
+        return replace(
+            federation,
+            samples=replace(federation.samples, parts=[part]),
+            relative_size=torch.tensor([order.relative_size], dtype=torch.float64),
+            ids=[order.client],
+            longest=len(part) if federation.longest else None,
+        )
 
 
 @lru_cache(maxsize=1)
-def _desk(settings: str, task: str, data: str, data_dir: str, device: str) -> Desk:
+def _worker(settings: str, task: str, data: str, data_dir: str, device: str) -> Worker:
     config, wanted = resolve(json.loads(settings)), decode_task(task)
-    device = pick_device(device)
     samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
     parts = [np.arange(len(samples.y_train))] if data else partition.for_config(config, samples)
-    engine = make_engine(config, samples, on_device(samples, device), None, device, parts)
-    return Desk(engine, engine.samples.parts, bool(data))
+    return Worker(build([config], samples, pick_device(device), parts=parts), bool(data))
 
 
 def _own(path: str, task: Task) -> Dataset:
-    x, y = own.read(Path(path).expanduser(), task)
+    x, y = client_data.read(Path(path).expanduser(), task)
     return Dataset(CUSTOM, x, y, x[:0], y[:0], task.classes, task.mean, task.std)
 
 
@@ -106,17 +112,12 @@ def _public(config: Config, task: Task, data_dir: str) -> Dataset:
     return replace(data, mean=task.mean, std=task.std)
 
 
-def _state(engine: Engine, order: Order, server: Mapping[str, np.ndarray]) -> Federation:
-    """The order as a federation of one client; refused where the server's vectors do not fit the model."""
-    wanted, size = exchange(engine.algorithm).down, engine.stacked.size
+def _vectors(federation: Federation, server: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """The server's vectors on the device; refused where they do not fit the algorithm and the model."""
+    wanted, size = exchange(federation.algorithm).down, len(federation.initial)
     vectors = {name: torch.from_numpy(v) for name, v in server.items() if v.shape == (size,)}
-    if (
-        set(server) != set(wanted)
-        or any(v.dtype != engine.dtype for v in vectors.values())
-        or len(vectors) < len(server)
-    ):
+    fit = len(vectors) == len(server) and all(v.dtype == federation.dtype for v in vectors.values())
+    if set(server) != set(wanted) or not fit:
         shown = ", ".join(f"{name} {v.dtype} {v.shape}" for name, v in server.items())
-        raise UserError(f"server: has sent {shown[:200]}; wanted are {', '.join(wanted)} {engine.dtype} ({size},)")
-    vectors = {name: v.to(engine.device) for name, v in vectors.items()}
-    w = vectors["w"]
-    return Federation(order.round, dict(vectors), {}, w[None], w.double(), w)
+        raise UserError(f"server: has sent {shown[:200]}; wanted are {', '.join(wanted)} {federation.dtype} ({size},)")
+    return {name: v.to(federation.device) for name, v in vectors.items()}

@@ -1,27 +1,31 @@
-"""From a configuration and a data set to an engine: clients, model, MAN's layers, algorithm."""
+"""From a configuration and a data set to what plays its rounds: federations, an executor, an evaluator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.training.batches import Samples
+from fedman.backends.in_process import InProcess, default_chunk
+from fedman.config import Config
 from fedman.data import Dataset, partition
-from fedman.training.engine import Engine, Training
 from fedman.errors import UserError
-from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
-from fedman.models import build
+from fedman.execution.base import is_large
+from fedman.execution.choice import choose
 from fedman.execution.device import pick_precision
-from fedman.execution.stacked import Stacked
-
-if TYPE_CHECKING:
-    from fedman.config import Config
+from fedman.execution.executor import Executor
+from fedman.models import build as build_model
+from fedman.models.parameters import ParameterLayout, flatten
+from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.training.batches import Samples
+from fedman.training.evaluate import Evaluator
+from fedman.training.federation import Federation
+from fedman.training.settings import Training
 
 
 def stackable(config: Config) -> tuple[object, ...]:
@@ -32,55 +36,100 @@ def stackable(config: Config) -> tuple[object, ...]:
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
 
-def make_engine(
-    config: Config,
+@dataclass(frozen=True)
+class Built:
+    """Runs that share a model's architecture, a data set and a device."""
+
+    federations: list[Federation]
+    executor: Executor
+    evaluator: Evaluator
+    precision: str
+    chunk: int
+
+    @property
+    def in_process(self) -> InProcess:
+        """The backend that trains the clients here."""
+        return InProcess(self.executor, self.chunk)
+
+
+def build(
+    configs: Sequence[Config],
     data: Dataset,
-    shared: Samples,
-    model: nn.Module | None,
     device: str,
+    *,
+    stopping: threading.Event | None = None,
+    model: nn.Module | None = None,
     parts: Sequence[np.ndarray] | None = None,
-    kind: Callable[..., Engine] = Engine,
-) -> Engine:
-    """The engine of a configuration on samples that are on the device already.
+) -> Built:
+    """The runs of several configurations that are `stackable`, or of one.
 
-    `parts` are the clients' samples where they are not the configured partition; `kind` makes another engine.
+    `model` replaces the configured one; `parts` are the clients' samples where they are not the configured partition.
     """
-    if parts is None:
-        parts = partition.for_config(config, data)
-    augment = data.augment if config.augment is None else config.augment
-    if augment and not shared.images:
-        raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
-    model = model if model is not None else initial_model(config.model, data, config.seed)
-    stacked = Stacked(model, output=config.man_logits, layers=man_layers(config.man_variant))
-    return kind(
-        stacked,
-        ALGORITHMS[config.algorithm](**config.hyper),
-        replace(shared, parts=[torch.as_tensor(p, device=device) for p in parts], augment=augment),
-        Training(**{name: getattr(config, name) for name in Training.__dataclass_fields__}),
-        chunk=config.chunk,
-        device=device,
-        precision=pick_precision(config.precision, device, stacked.large),
+    first, where = configs[0], torch.device(device)
+    samples = on_device(data, device, data.augment if first.augment is None else first.augment)
+    split = [parts if parts is not None else partition.for_config(config, data) for config in configs]
+    models = [model if model is not None else initial_model(c.model, data, c.seed) for c in configs]
+    layout = ParameterLayout.of(models[0])
+    precision = pick_precision(first.precision, device, is_large(layout.size))
+    chunk = first.chunk or default_chunk(layout.size, where)
+    execution = choose(
+        models[0],
+        samples.shape if samples.images else (),
+        where,
+        precision,
+        chunk,
+        output=first.man_logits,
+        layers=man_layers(first.man_variant),
     )
+    executor = Executor(execution, where, stopping or threading.Event())
+    one_shape = executor.graphs is not None or len(configs) > 1  # a graph and a stack of runs want draws of one shape
+    longest = max(len(part) for each in split for part in each) if one_shape else None
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    federations = [
+        Federation(
+            algorithm=ALGORITHMS[config.algorithm](**config.hyper),
+            samples=replace(samples, parts=[torch.as_tensor(p, device=device) for p in each]),
+            training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
+            initial=flatten(start).to(where, dtype),
+            is_weight=layout.is_weight().to(where),
+            relative_size=relative_sizes([len(p) for p in each]),
+            ids=range(len(each)),
+            longest=longest,
+            image_layout=execution.image_layout,
+            fused=execution.fused,
+        )
+        for config, each, start in zip(configs, split, models, strict=True)
+    ]
+    return Built(federations, executor, Evaluator(executor, samples, dtype), precision, chunk)
 
 
-def on_device(data: Dataset, device: str) -> Samples:
+def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:
+    """p_k = n_k·N / Σn in float64: the clients' sizes over their mean."""
+    n = torch.tensor(sizes, dtype=torch.float64)
+    return n / n.mean()
+
+
+def on_device(data: Dataset, device: str, augment: bool) -> Samples:
     """A data set's samples on the device, not yet split over clients."""
     x, y, x_test, y_test = (
         torch.as_tensor(a, device=device) for a in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
-    return Samples(x, y, x_test, y_test, [], data.mean, data.std, data.augment)
+    samples = Samples(x, y, x_test, y_test, [], data.mean, data.std, augment)
+    if augment and not samples.images:
+        raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
+    return samples
 
 
 def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
     """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(name, data.shape, data.classes)
+        return build_model(name, data.shape, data.classes)
 
 
 def man_layers(variant: str) -> dict[str, Measure] | None:
     """None: the paper's formula (all activations). "tiny-code": the term in the authors' Tiny-ImageNet code, which
-    misses the third convolution and adds the batch variance of the second linear layer (protocol §2.5)."""
+    misses the third convolution and adds the batch variance of the second linear layer."""
     if variant == "formula":
         return None
     return {"relus.0": mean_square, "relus.1": mean_square, "relus.3": mean_square, "relus.4": mean_square_and_variance}

@@ -17,15 +17,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedman.errors import UserError
-from fedman.training.state import Federation
 from fedman.runs.folder import version, write_json, write_whole, writing
+from fedman.training.state import RunState
 
 FORMAT = 2
 KEEP = 2
 DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 
-def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float) -> None:
+def save(folder: Path, state: RunState, config: dict[str, Any], seconds: float) -> None:
     """Write the state after a finished round."""
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float
         "version": version(),
         "round": state.round,
         "seen": seen,
-        "notes": state.notes,
+        "notes": state.clients.notes(),
         "seconds": seconds,
         "data": sha256(data),
         "config": config,
@@ -52,8 +52,8 @@ def save(folder: Path, state: Federation, config: dict[str, Any], seconds: float
 
 
 def load(
-    folder: Path, state: Federation, config: dict[str, Any], warn: Callable[[str], object]
-) -> tuple[Federation, float] | None:
+    folder: Path, state: RunState, config: dict[str, Any], warn: Callable[[str], object]
+) -> tuple[RunState, float] | None:
     """The newest sound checkpoint laid over a fresh `state`, and the seconds spent so far; None if there is none."""
     found = sorted(folder.glob("round-*.json"), reverse=True)
     if not found:
@@ -77,11 +77,12 @@ def load(
     raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
 
 
-def _tensors(state: Federation, seen: list[int]) -> dict[str, torch.Tensor]:
+def _tensors(state: RunState, seen: list[int]) -> dict[str, torch.Tensor]:
     """What is stored of a state: the rows of clients that have not taken part are known without."""
     tensors = {f"server.{name}": v for name, v in state.server.items()}
-    tensors |= {f"memory.{name}": rows[seen] for name, rows in state.memory.items()}
-    return tensors | {"last": state.last[seen], "total": state.total, "sel": state.sel.clone()}
+    if state.total is not None:
+        tensors["total"] = state.total
+    return tensors | state.clients.tensors(seen) | {"sel": state.sel.clone()}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -94,17 +95,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return about, load_file(data)
 
 
-def _lay_over(state: Federation, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Federation:
+def _lay_over(state: RunState, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RunState:
     device, seen = state.sel.device, about["seen"]
     state.round = about["round"]
     state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
-    for name, rows in state.memory.items():
-        rows[seen] = tensors[f"memory.{name}"].to(rows.device)
-    state.last[seen] = tensors["last"].to(state.last.device)
-    state.total, state.sel = tensors["total"].to(device), tensors["sel"].to(device)
+    state.sel = tensors["sel"].to(device)
+    if state.total is not None:
+        state.total = tensors["total"].to(device)
+    state.clients.restore(seen, tensors, about.get("notes", {}))
     for k in seen:
         state.seen[k] = True
-    state.notes = about.get("notes", {})
     return state
 
 

@@ -1,6 +1,6 @@
-"""A run: data, clients, rounds, evaluation, records, checkpoints, resume. Follow the data from here.
+"""A run from its configuration to its result, and several stacked: plan, train, aggregate, evaluate, record.
 
-experiment.run -> engine.Engine.round -> one file of algorithms/
+`play` is the path of a round; everything else here opens and closes runs.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedman.runs import checkpoint
-from fedman.runs.build import make_engine, on_device
+from fedman.backends.base import Backend
+from fedman.config import Config
 from fedman.data import Dataset, load
-from fedman.training.engine import Engine, Outcome
 from fedman.errors import Diverged, Interrupted
-from fedman.training.state import Federation
-from fedman.backends.flight import Flight, launch, rehearse
-from fedman.training.local_steps import Stopped
+from fedman.execution.device import device_name, matmul_precision, pick_device
+from fedman.execution.executor import Stopped
+from fedman.execution.transfer import Fetched
+from fedman.runs import checkpoint
+from fedman.runs.build import Built, build
 from fedman.runs.folder import (
     LOCAL,
     RunFolder,
@@ -37,14 +38,12 @@ from fedman.runs.folder import (
     write_text,
     write_whole,
 )
-from fedman.execution.device import device_name, matmul_precision, pick_device
-from fedman.runs.tensorboard import log_round, tensorboard
 from fedman.runs.signals import stop_on_signal
-from fedman.training.randomness import cohort
-from fedman.execution.transfer import Fetched
-
-if TYPE_CHECKING:
-    from fedman.config import Config
+from fedman.runs.tensorboard import log_round, tensorboard
+from fedman.training.aggregate import Outcome, collect
+from fedman.training.federation import Assignment, Federation
+from fedman.training.round import Schedule
+from fedman.training.state import RunState
 
 Progress = Callable[[dict[str, Any]], object]
 
@@ -109,23 +108,16 @@ def run_stacked(
     """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
     with ExitStack() as stack:
-        shared = on_device(data, device)
-        engines = [make_engine(config, data, shared, model, device) for config in configs]
-        stack.enter_context(matmul_precision(engines[0].precision))
-        longest = max(engine.samples.longest for engine in engines)
-        for engine in engines:  # of one stack: plans of one shape, one set of graphs, one stop
-            engine.graphs, engine.stopping = engines[0].graphs, engines[0].stopping
-            engine.longest = longest if engine.longest or len(engines) > 1 else None
+        built = build(configs, data, device, model=model)
+        stack.enter_context(matmul_precision(built.precision))
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
-        caught = stack.enter_context(stop_on_signal(engines[0].stopping)) if any(folders) else []
-        runs = [
-            Run(config, engine, folder, resume, say, warn)
-            for config, engine, folder, say in zip(configs, engines, folders, progress, strict=True)
-        ]
-        for each in runs:
-            if each.folder and each.config.tensorboard:
-                each.log = stack.enter_context(tensorboard(each.folder))
-        return drive(runs, caught)
+        caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
+        runs = []
+        for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
+            log = stack.enter_context(tensorboard(folder)) if folder and config.tensorboard else None
+            state = federation.start()
+            runs.append(Run(config, federation, state, built, folder, resume, say, warn, log, len(configs)))
+        return play(runs, built.in_process, caught)
 
 
 class Run:
@@ -134,18 +126,22 @@ class Run:
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        federation: Federation,
+        state: RunState,
+        built: Built,
         folder: RunFolder | None,
         resume: bool,
         progress: Progress,
         warn: Callable[[str], object],
+        log: Any = None,
+        stacked: int = 1,
     ) -> None:
-        self.config, self.engine, self.folder = config, engine, folder
-        self.progress = progress
+        self.config, self.federation, self.built, self.folder = config, federation, built, folder
+        self.progress, self.log, self.stacked = progress, log, stacked
         self.flat = config.flat()
         self.decisive = {k: v for k, v in self.flat.items() if k not in LOCAL}
-        self.state, self.before, self.log = engine.start(), 0.0, None
-        self.beside = 1  # runs stacked together
+        self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
+        self.state, self.before = state, 0.0
         self.records: list[dict[str, Any]] = []
         self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
         if folder:
@@ -158,17 +154,23 @@ class Run:
     @property
     def spent(self) -> float:
         """Seconds, those before a resume included. Of runs stacked together, each has its share of the time."""
-        return self.before + (time.perf_counter() - self.started) / self.beside
+        return self.before + (time.perf_counter() - self.started) / self.stacked
 
-    def cohort(self, t: int) -> list[int]:
-        """The clients of round t, counted from 0."""
-        c = self.config
-        return cohort(t, c.clients, c.participation, c.cohort, c.schedule_seed)
+    def plan(self, t: int) -> Assignment:
+        """Round t, counted from 0, from the present state."""
+        return Assignment(self.federation, self.state, self.schedule.round(t, self.federation.training))
 
     def evaluate(self, outcome: Outcome) -> None:
         """After a round: start to evaluate what is due. The record follows when the figures are there."""
-        self.pending = outcome, evaluate(self.config, self.engine, self.state)
-        if self.engine.device.type == "cpu":
+        done, models = self.state.round, self.federation.models(self.state)
+        scores: dict[str, Fetched] = {}
+        for name, w in models.items():
+            every = self.config.eval_every if name == "all" else self.config.eval_others_every
+            if done == self.config.rounds or done % every == 0:
+                same = name == "cloud" and "sel" in scores and w is models["sel"]
+                scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w))
+        self.pending = outcome, scores
+        if self.federation.device.type == "cpu":
             self.record()
 
     def record(self) -> None:
@@ -176,14 +178,15 @@ class Run:
         if self.pending is None:
             return
         (outcome, scores), self.pending = self.pending, None
-        graded = {name: self.engine.grade(v.values()) for name, v in scores.items()}
+        graded = {name: self.built.evaluator.grade(v.values()) for name, v in scores.items()}
         now = time.perf_counter()
         record = {
             "round": self.state.round,
-            **vars(outcome),
+            **{name: v for name, v in vars(outcome).items() if name != "transfers"},
+            **(vars(outcome.transfers) if outcome.transfers else {}),
             "accuracy": {name: accuracy for name, (accuracy, _) in graded.items()},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
-            "seconds": round((now - self.clock) / self.beside, 4),
+            "seconds": round((now - self.clock) / self.stacked, 4),
         }
         self.clock = now
         self.records.append(record)
@@ -218,16 +221,16 @@ class Run:
             "test_loss": last["test_loss"],
             "rounds_to_target": rounds_to_target(self.records, self.config.target),
             "seconds": round(self.spent, 3),
-            "device": device_name(self.engine.device),
-            "precision": self.engine.precision,
+            "device": device_name(self.federation.device),
+            "precision": self.built.precision,
             "version": version(),
             "torch": torch.__version__,
         }
-        if self.beside > 1:
-            summary["stacked"] = self.beside
+        if self.stacked > 1:
+            summary["stacked"] = self.stacked
         models = {
-            name: {k: v.cpu().clone() for k, v in self.engine.stacked.parameters(w).items()}
-            for name, w in averages(self.engine, self.state).items()
+            name: {k: v.cpu().clone() for k, v in self.built.executor.execution.parameters.unflatten(w).items()}
+            for name, w in self.federation.models(self.state).items()
         }
         if self.folder:
             tensors = {f"{name}.{k}": v for name, model in models.items() for k, v in model.items()}
@@ -237,12 +240,14 @@ class Run:
         return Result(summary, self.records, models)
 
 
-def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
-    """Play all rounds of all runs; those at the same round are stacked."""
+def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | Diverged]:
+    """All rounds of all runs; those at the same round are worked on together. `caught` holds the signal to stop.
+
+    While a GPU works on a round, the host writes the records of the round before.
+    """
     ends: dict[int, Result | Diverged] = {}
-    for run in runs:
-        run.beside = len(runs)
-    _rehearse(runs)
+    left = range(min(run.state.round for run in runs), max(run.config.rounds for run in runs))
+    backend.prepare([run.plan(t) for run in runs] for t in left)
     while len(ends) < len(runs):
         t = min(run.state.round for i, run in enumerate(runs) if i not in ends)
         now = [i for i, run in enumerate(runs) if i not in ends and run.state.round == t]
@@ -252,8 +257,10 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
             now.remove(i)
         if not now:
             continue
+        plans = [runs[i].plan(t) for i in now]
+        upcoming = [runs[i].plan(t + 1) for i in now if t + 1 < runs[i].config.rounds]
         try:
-            flight = _launch([runs[i] for i in now])
+            trained = backend.train(plans, upcoming)
         except Stopped:
             for i, run in enumerate(runs):
                 if i not in ends:
@@ -263,31 +270,13 @@ def drive(runs: list[Run], caught: list[int]) -> list[Result | Diverged]:
             raise Interrupted(caught[0], f"round {t} is saved in {where}") from None
         for i in now:
             runs[i].record()
-        for i, outcome in zip(now, flight.land(), strict=True):
+        for i, outcome in zip(now, collect(plans, trained), strict=True):
             if isinstance(outcome, Diverged):
                 runs[i].diverged(outcome)
                 ends[i] = outcome
             else:
                 runs[i].evaluate(outcome)
     return [ends[i] for i in range(len(runs))]
-
-
-def _rehearse(runs: list[Run]) -> None:
-    """On a GPU, the largest round to come first: the others then live in its memory."""
-    left = range(min(run.state.round for run in runs), max(run.config.rounds for run in runs))
-    if runs[0].engine.graphs is not None and left:
-        t = max(left, key=lambda t: sum(len(run.cohort(t)) for run in runs))
-        rehearse([(run.engine, run.state, run.cohort(t)) for run in runs])
-
-
-def _launch(runs: list[Run]) -> Flight:
-    """Start the next round of these runs, and on a GPU draw for the one after it."""
-    flight = launch([(run.engine, run.state, run.cohort(run.state.round)) for run in runs])
-    for run in runs:
-        after = run.state.round + 1
-        if run.engine.device.type == "cuda" and after < run.config.rounds:
-            run.engine.draw_ahead(after, run.cohort(after))
-    return flight
 
 
 def finished_result(config: Config, out: str | Path) -> Result | None:
@@ -307,24 +296,6 @@ def read_models(path: Path) -> dict[str, dict[str, Tensor]]:
         name, _, parameter = key.partition(".")
         models.setdefault(name, {})[parameter] = v
     return models
-
-
-def averages(engine: Engine, state: Federation) -> dict[str, Tensor]:
-    """The models of a round: the mean of all clients, where it is kept, of the round's clients, the one sent next."""
-    models = {"sel": state.sel, "cloud": state.server["w"]}
-    return {"all": engine.everyone(state), **models} if engine.keeps_all else models
-
-
-def evaluate(config: Config, engine: Engine, state: Federation) -> dict[str, Fetched]:
-    """The scores, on their way to the host, of the models that are due after this round."""
-    done, last = state.round, state.round == config.rounds
-    scores: dict[str, Fetched] = {}
-    for name, w in averages(engine, state).items():
-        every = config.eval_every if name == "all" else config.eval_others_every
-        if last or done % every == 0:
-            same = name == "cloud" and "sel" in scores and w is state.sel
-            scores[name] = scores["sel"] if same else Fetched(engine.scores(w))
-    return scores
 
 
 def rounds_to_target(records: list[dict[str, Any]], target: float | None) -> int | None:

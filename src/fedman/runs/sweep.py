@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedman.runs import experiment
 from fedman.algorithms import ALGORITHMS
-from fedman.runs.build import stackable
 from fedman.config import Config
 from fedman.data import Dataset
 from fedman.errors import Diverged
-from fedman.runs.grid import Cell, cells
-from fedman.paper.presets import SWEEPS
-from fedman.runs.folder import finished, write_text
 from fedman.execution.device import pick_device
+from fedman.paper.presets import SWEEPS
+from fedman.runs import experiment
+from fedman.runs.build import stackable
+from fedman.runs.folder import finished, write_text
+from fedman.runs.grid import Cell, cells
 from fedman.runs.text_tables import markdown, mean_std
 
 CLIENTS = 90  # in one chunk: more no longer make a client cheaper
@@ -27,8 +27,8 @@ def command(
     given: Mapping[str, Any], preset: str | None, out: Path | None, device: str, say: Callable[[str], object]
 ) -> None:
     """`fedman sweep`: run what is left of a grid and print its table."""
-    from fedman.data import load
     from fedman.cli.progress import data_progress, print_table, sweep_progress
+    from fedman.data import load
 
     grid = cells(given, preset)
     out = out or Path("runs") / (preset if preset in SWEEPS else "sweep")

@@ -28,4 +28,3 @@ def log_round(log: Any, record: dict[str, Any]) -> None:
     scalars |= {f"man/{k}": v for k, v in record["man"].items()}
     for name, value in scalars.items():
         log.add_scalar(name, value, record["round"])
-

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 
 from fedman.data.augment import Windows, affine, channels_first, gather, normalise
+from fedman.execution.base import ImageLayout
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
-
-
-Layout = tuple[int, torch.dtype]
-"""How the stacked kernels want their images: zero padding in pixels, and type (`fedman.kernels.first_stage.prepare`)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Batches:
     """The batches of a chunk of clients, step by step."""
 
     def __init__(
-        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: Layout | None = None
+        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: ImageLayout | None = None
     ) -> None:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
@@ -96,9 +93,9 @@ class Batches:
         whole.tensors = {n: torch.cat([t[n] for t in tensors], _client(n)) for n in sorted(names)}
         return whole
 
-    def first(self, times: int) -> Batches:
-        """The batches of the first client, so many times."""
-        tensors = {n: v.narrow(_client(n), 0, 1).repeat_interleave(times, _client(n)) for n, v in self.tensors.items()}
+    def dummies(self, count: int) -> Batches:
+        """The batches of the first client, `count` times."""
+        tensors = {n: v.narrow(_client(n), 0, 1).repeat_interleave(count, _client(n)) for n, v in self.tensors.items()}
         return self.over(tensors)
 
     def _ragged(self) -> dict[str, Tensor]:
@@ -132,7 +129,7 @@ class Batches:
         where = self.tensors["index"].gather(1, sample)
         return self._inputs(sample, where, window), self.samples.y[where], weight
 
-    def _prepared(self, j: int | Tensor, layout: Layout) -> Batch:
+    def _prepared(self, j: int | Tensor, layout: ImageLayout) -> Batch:
         from fedman.kernels.gather import gather as prepared
 
         data, now = self.samples, self.tensors

@@ -1,66 +1,106 @@
-"""The state of a run between rounds, and the tables `[N, P]` in it: one row for every client."""
+"""The state of a run between rounds: the server's vectors, and what is kept of every client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedman.algorithms import Algorithm
+from fedman.algorithms import State
+from fedman.execution.transfer import send
+
+Notes = dict[str, str | dict[str, list[int | str]]]
+"""What a client store keeps beside tensors, fit for JSON."""
+
+
+class ClientStore(Protocol):
+    """What is kept of the clients between rounds."""
+
+    def uploads(self, ids: Sequence[int]) -> Tensor | None:
+        """What these clients have uploaded last, `[S, P]` on the device of the model; None if that is not kept here."""
+
+    def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """What these clients remember, `[S, P]` each on the device of the model; nothing if they keep it themselves."""
+
+    def save(self, t: int, ids: Sequence[int], w: Tensor, memory: State) -> None:
+        """After round t: these clients' uploads `[S, P]` and new memories."""
+
+    def tensors(self, seen: Sequence[int]) -> dict[str, Tensor]:
+        """What a checkpoint holds of the clients that have taken part."""
+
+    def notes(self) -> Notes:
+        """What a checkpoint holds beside tensors."""
+
+    def restore(self, seen: Sequence[int], tensors: Mapping[str, Tensor], notes: Notes) -> None:
+        """Go back to what a checkpoint holds."""
 
 
 @dataclass
-class Federation:
+class RunState:
     """The state of a run between rounds: all that a checkpoint must hold."""
 
     round: int  # rounds done
     server: dict[str, Tensor]  # [P] each
-    memory: dict[str, Tensor]  # [N, P] each: what the clients keep
-    last: Tensor  # [N, P], x_k: everyone's most recent upload, the common start for those never seen
-    total: Tensor  # [P] in float64: the sum of `last`, weighted as the uploads are
+    clients: ClientStore
     sel: Tensor  # [P], the mean upload of the last round
-    seen: list[bool] = field(default_factory=list)  # [N], who has taken part
-    notes: dict[str, Any] = field(default_factory=dict)  # of an engine whose clients are elsewhere; fit for JSON
+    total: Tensor | None  # [P] in float64: the sum of everyone's last upload, weighted as uploads are; None: not kept
+    seen: list[bool]  # [N], who has taken part
 
 
-def start(w: Tensor, algorithm: Algorithm, shares: Sequence[float], tables: bool = True) -> Federation:
-    """Round 0: every client's last model is the common start w, every memory is zero. Without `tables` none is kept."""
-    clients = len(shares)
-    home = home_of_tables(w, clients * (1 + len(algorithm.client)))
-    return Federation(
-        round=0,
-        server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in algorithm.server},
-        memory={name: _table(torch.zeros_like(w), clients, home) for name in algorithm.client if tables},
-        last=_table(w if tables else w[:0], clients, home),
-        total=w.double() * sum(shares),
-        sel=w,
-        seen=[False] * clients,
-    )
+class ClientTables:
+    """A row for every client, in tables `[N, P]`: its last upload, and its memory.
 
+    The tables lie beside the model, or in the host's memory if they would fill most of a GPU's.
+    """
 
-def home_of_tables(w: Tensor, rows: int) -> torch.device:
-    """Where the tables live: beside the model, or in the host's memory if they would fill most of a GPU's."""
-    if w.is_cuda and rows * w.nbytes > 0.6 * torch.cuda.mem_get_info(w.device)[0]:
-        return torch.device("cpu")
-    return w.device
+    def __init__(self, w: Tensor, clients: int, memory: Sequence[str]) -> None:
+        """Before round 0: everyone's last model is the common start w, every memory is zero."""
+        home = w.device
+        if w.is_cuda and clients * (1 + len(memory)) * w.nbytes > 0.6 * torch.cuda.mem_get_info(w.device)[0]:
+            home = torch.device("cpu")
+        self.device = w.device
+        self.last = _table(w, clients, home)  # x_k, the common start for those never seen
+        self.memory = {name: _table(torch.zeros_like(w), clients, home) for name in memory}
+
+    def uploads(self, ids: Sequence[int]) -> Tensor:
+        return self._take(self.last, ids)
+
+    def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        return {name: self._take(rows, ids) for name, rows in self.memory.items()}
+
+    def save(self, t: int, ids: Sequence[int], w: Tensor, memory: State) -> None:
+        self._put(self.last, ids, w)
+        for name, rows in memory.items():
+            self._put(self.memory[name], ids, rows)
+
+    def tensors(self, seen: Sequence[int]) -> dict[str, Tensor]:
+        """The rows of those seen; the others still are where they started."""
+        tables = {"last": self.last, **{f"memory.{name}": rows for name, rows in self.memory.items()}}
+        return {name: rows[list(seen)] for name, rows in tables.items()}
+
+    def notes(self) -> Notes:
+        return {}
+
+    def restore(self, seen: Sequence[int], tensors: Mapping[str, Tensor], notes: Notes) -> None:
+        self.last[list(seen)] = tensors["last"].to(self.last.device)
+        for name, rows in self.memory.items():
+            rows[list(seen)] = tensors[f"memory.{name}"].to(rows.device)
+
+    def _take(self, table: Tensor, ids: Sequence[int]) -> Tensor:
+        if table.device == self.device:
+            return table[send(ids, self.device)]
+        return table[list(ids)].pin_memory().to(self.device)
+
+    def _put(self, table: Tensor, ids: Sequence[int], rows: Tensor) -> None:
+        if table.device == self.device:
+            table[send(ids, self.device)] = rows
+        else:
+            table[list(ids)] = rows.to(table.device)
 
 
 def _table(row: Tensor, rows: int, home: torch.device) -> Tensor:
     pinned = row.is_cuda and home.type == "cpu"
     return torch.empty(rows, len(row), dtype=row.dtype, device=home, pin_memory=pinned).copy_(row)
-
-
-def take(table: Tensor, ids: list[int], clients: Tensor) -> Tensor:
-    """The rows of some clients on the device of `clients`, which are `ids` there; the table may be on the host."""
-    return table[clients] if table.device == clients.device else table[ids].pin_memory().to(clients.device)
-
-
-def put(table: Tensor, ids: list[int], clients: Tensor, rows: Tensor) -> None:
-    """Write rows that `take` would read."""
-    if table.device == clients.device:
-        table[clients] = rows
-    else:
-        table[ids] = rows.to(table.device)

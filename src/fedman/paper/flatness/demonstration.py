@@ -21,8 +21,11 @@ from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessia
 from fedman.flatness.lanczos import eigenpairs
 from fedman.flatness.theory import Bound, gershgorin, layer_check
 from fedman.models.convnet import ConvNet
-from fedman.runs.build import make_engine, on_device
-from fedman.training.randomness import cohort
+from fedman.models.parameters import ParameterLayout
+from fedman.runs.build import build
+from fedman.training.aggregate import collect
+from fedman.training.federation import Assignment
+from fedman.training.round import Schedule
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -119,15 +122,18 @@ def _rounds(config: Config, data: Dataset) -> Iterator[tuple[int, nn.Module]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = ConvNet(data.shape, data.classes, (3, 4), kernel=3, padding=1, hidden=(8,))
-    engine = make_engine(config, data, on_device(data, "cpu"), model, "cpu")
-    state = engine.start()
+    built = build([config], data, "cpu", model=model)
+    (federation,), backend = built.federations, built.in_process
+    schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
+    state = federation.start()
     for t in range(config.rounds + 1):
         if t % EVERY == 0:
-            now = copy.deepcopy(model).double()
-            now.load_state_dict(engine.stacked.parameters(engine.everyone(state)))
-            yield t, now
+            mean = copy.deepcopy(model).double()
+            mean.load_state_dict(ParameterLayout.of(model).unflatten(federation.models(state)["all"]))
+            yield t, mean
         if t < config.rounds:
-            engine.round(state, cohort(t, config.clients, config.participation, config.cohort, config.schedule_seed))
+            now = [Assignment(federation, state, schedule.round(t, federation.training))]
+            list(collect(now, backend.train(now, [])))
 
 
 def _sides(line: Statement) -> str:

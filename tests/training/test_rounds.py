@@ -8,17 +8,18 @@ import torch
 from torch import nn
 
 from cases import CASES
-from federations import COHORTS, TRAINING, Loop, engine, network, play, samples
+from federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
 from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.backends.flight import STEP, launch
+from fedman.backends.in_process import STEP, default_chunk
 from fedman.data.augment import PAD, Windows, gather, normalise
 from fedman.errors import Diverged, UserError
-from fedman.execution.stacked import Stacked
+from fedman.execution.executor import Stopped
+from fedman.execution.vmapped import Vmapped
 from fedman.models import build
+from fedman.training.aggregate import weighted_sum
 from fedman.training.batches import Samples
-from fedman.training.engine import Engine, Training, default_chunk, weighted_sum
-from fedman.training.local_steps import Stopped
 from fedman.training.randomness import plan
+from fedman.training.settings import Training
 
 CPU = torch.device("cpu")
 
@@ -45,7 +46,7 @@ def test_chunks_agree_on_augmented_images(case):
     cohorts = [[0, 1, 3], [2, 3]]
     results = []
     for chunk in (1, 2, 3):
-        machine = engine(name, hyper, training=training, chunk=chunk, model=convnet(), data=images())
+        machine = simulation(name, hyper, training=training, chunk=chunk, model=convnet(), data=images())
         state, outcomes = play(machine, cohorts)
         results.append((state.server["w"], outcomes[-1].loss, list(outcomes[-1].man.values())))
     for other in results[1:]:
@@ -58,7 +59,7 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            machine = engine("feddc", training=training, model=convnet(), data=images())
+            machine = simulation("feddc", training=training, model=convnet(), data=images())
             state, _ = play(machine, [[0, 1, 2, 3], [1, 2]])
             bits.append((state.server["w"], machine.evaluate(state.sel, batch=7)))
             assert torch.get_num_threads() == threads
@@ -118,15 +119,15 @@ def test_a_non_finite_client_is_left_out_and_named(case, chunk):
     name, hyper = CASES[case]
     data = samples()
     data.x[data.parts[2][0], 0] = 1e6
-    machine = engine(name, hyper, data=data, model=Poisoned(), chunk=chunk)
+    machine = simulation(name, hyper, data=data, model=Poisoned(), chunk=chunk)
     state, outcomes = play(machine, [[0, 2, 5], [1, 3]])
-    clean, without = play(engine(name, hyper, data=data, model=Poisoned(), chunk=chunk), [[0, 5], [1, 3]])
+    clean, without = play(simulation(name, hyper, data=data, model=Poisoned(), chunk=chunk), [[0, 5], [1, 3]])
     assert [o.quarantined for o in outcomes] == [[2], []]
     assert [o.quarantined for o in without] == [[], []]
     assert outcomes[0].cohort == [0, 2, 5]
     torch.testing.assert_close(state.server, clean.server, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(state.memory, clean.memory, rtol=1e-12, atol=1e-12)
-    assert torch.equal(state.last[2], machine.start().last[2])
+    torch.testing.assert_close(state.clients.memory, clean.clients.memory, rtol=1e-12, atol=1e-12)
+    assert torch.equal(state.clients.last[2], machine.start().clients.last[2])
     assert not state.seen[2]
     assert outcomes[0].loss == pytest.approx(without[0].loss)
     assert outcomes[0].man == pytest.approx(without[0].man)
@@ -144,66 +145,69 @@ def test_a_client_whose_figures_are_not_finite_is_left_out():
     data = samples()
     data.x[data.parts[2][0], 0] = 1e6
     plain = replace(TRAINING, zeta=0.0)
-    state, outcomes = play(engine(training=plain, data=data, model=Loud()), [[0, 2, 5]])
+    state, outcomes = play(simulation(training=plain, data=data, model=Loud()), [[0, 2, 5]])
     assert outcomes[0].quarantined == [2]
-    clean, _ = play(engine(training=plain, data=data, model=Loud()), [[0, 5]])
+    clean, _ = play(simulation(training=plain, data=data, model=Loud()), [[0, 5]])
     torch.testing.assert_close(state.server, clean.server, rtol=1e-12, atol=1e-12)
     assert all(map(math.isfinite, (outcomes[0].loss, *outcomes[0].man.values())))
 
 
 def test_a_round_without_a_finite_client_diverges_and_changes_nothing():
-    machine = engine("feddc", training=replace(TRAINING, lr=1e200))
+    machine = simulation("feddc", training=replace(TRAINING, lr=1e200))
     state = machine.start()
-    before = {**state.server, **state.memory, "last": state.last.clone()}
+    before = {**state.server, **state.clients.memory, "last": state.clients.last.clone()}
     with pytest.raises(Diverged, match="round 1: the models of all 3 clients are not finite"):
         machine.round(state, COHORTS[0])
     assert state.round == 0
-    assert all(torch.equal(v, {**state.server, **state.memory, "last": state.last}[k]) for k, v in before.items())
+    assert all(
+        torch.equal(v, {**state.server, **state.clients.memory, "last": state.clients.last}[k])
+        for k, v in before.items()
+    )
 
 
 def test_a_round_notes_its_rate_and_who_took_part():
-    state, outcomes = play(engine(), COHORTS[:2])
+    state, outcomes = play(simulation(), COHORTS[:2])
     assert [o.lr for o in outcomes] == [TRAINING.lr * TRAINING.lr_decay**t for t in (0, 1)]
     assert [k for k, seen in enumerate(state.seen) if seen] == sorted({*COHORTS[0], *COHORTS[1]})
-    assert play(engine(), COHORTS[:1])[0].seen == [k in COHORTS[0] for k in range(6)]
+    assert play(simulation(), COHORTS[:1])[0].seen == [k in COHORTS[0] for k in range(6)]
 
 
 def test_stopping_leaves_the_state_of_the_last_round():
-    machine = engine("feddyn")
+    machine = simulation("feddyn")
     state = machine.start()
     machine.round(state, COHORTS[0])
-    last = state.last.clone()
-    machine.stopping.set()
+    last = state.clients.last.clone()
+    machine.backend.executor.stopping.set()
     with pytest.raises(Stopped):
         machine.round(state, COHORTS[1])
     assert state.round == 1
-    assert torch.equal(state.last, last)
+    assert torch.equal(state.clients.last, last)
 
 
 def test_evaluation_counts_every_sample_once():
-    machine = engine()
+    machine = simulation()
     w = machine.start().server["w"]
-    out = network()(machine.samples.x_test)
-    accuracy = 100 * (out.argmax(-1) == machine.samples.y_test).double().mean().item()
-    loss = nn.functional.cross_entropy(out, machine.samples.y_test).item()
+    out = network()(machine.federation.samples.x_test)
+    accuracy = 100 * (out.argmax(-1) == machine.federation.samples.y_test).double().mean().item()
+    loss = nn.functional.cross_entropy(out, machine.federation.samples.y_test).item()
     for batch in (1, 3, 100):
         assert machine.evaluate(w, batch) == pytest.approx((accuracy, loss))
 
 
 def test_all_is_the_mean_of_everyones_last_model():
     for name in ("fedavg", "feddyn"):
-        machine = engine(name)
+        machine = simulation(name)
         state, _ = play(machine)
-        share = machine.relative_size if name == "fedavg" else torch.ones(6).double()
-        want = (share[:, None] * state.last).sum(0) / share.sum()
-        torch.testing.assert_close(machine.everyone(state), want, rtol=1e-12, atol=1e-12)
+        share = machine.federation.relative_size if name == "fedavg" else torch.ones(6).double()
+        want = (share[:, None] * state.clients.last).sum(0) / share.sum()
+        torch.testing.assert_close(machine.federation.models(state)["all"], want, rtol=1e-12, atol=1e-12)
 
 
 def test_recorded_loss_is_the_mean_over_steps_before_each_update():
     """With a rate of zero the model never moves: the loss is that of the start on the client's own samples."""
     still = replace(TRAINING, lr=1e-300, weight_decay=0.0, batch_size=13)
     for name in ALGORITHMS:
-        _, outcomes = play(engine(name, training=still), [[0]])
+        _, outcomes = play(simulation(name, training=still), [[0]])
         data = samples()
         own = data.parts[0]
         loss = nn.functional.cross_entropy(network()(data.x[own]), data.y[own]).item()
@@ -219,10 +223,9 @@ def test_weighted_sum_is_in_float64_and_in_order():
 
 
 def test_default_chunk():
-    big = Stacked(build("mlp", (3, 32, 32), 10))
-    assert default_chunk(big, CPU) == 1
-    assert default_chunk(Stacked(network()), CPU) > 1
-    assert default_chunk(big, torch.device("cuda")) > 1
+    assert default_chunk(200_000, CPU) == 1
+    assert default_chunk(1_000, CPU) > 1
+    assert default_chunk(200_000, torch.device("cuda")) > 1
 
 
 @pytest.mark.parametrize(
@@ -235,18 +238,14 @@ def test_default_chunk():
 )
 def test_models_that_cannot_be_federated_are_refused(model, message):
     with pytest.raises(UserError, match=message):
-        Stacked(model)
+        Vmapped(model)
 
 
 def test_float32_follows_float64():
-    a = engine("fedspeed", {"alpha": 0.3, "rho": 0.2})
+    a = simulation("fedspeed", {"alpha": 0.3, "rho": 0.2})
     data = samples()
-    b = Engine(
-        Stacked(network().float()),
-        ALGORITHMS["fedspeed"](alpha=0.3, rho=0.2),  # type: ignore[call-arg]
-        replace(data, x=data.x.float(), x_test=data.x_test.float()),
-        TRAINING,
-    )
+    single = replace(data, x=data.x.float(), x_test=data.x_test.float())
+    b = simulation("fedspeed", {"alpha": 0.3, "rho": 0.2}, model=network().float(), data=single, precision="fp32")
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
 
 
@@ -269,17 +268,14 @@ def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
     ]
     schedules = [COHORTS if shared else COHORTS[i:] + COHORTS[:i] for i in range(3)]
     alone = [
-        play(engine(name, h, training=t, data=d), cohorts)[0].server["w"]
+        play(simulation(name, h, training=t, data=d), cohorts)[0].server["w"]
         for (h, t, d), cohorts in zip(variants, schedules, strict=True)
     ]
-    runs = [engine(name, h, training=t, data=d) for h, t, d in variants]
     loop = graphs and graphs()
-    for run in runs:
-        run.longest = 20  # plans of one shape, as on a GPU
-        run.graphs = loop
+    runs = [simulation(name, h, training=t, data=d, longest=20, graphs=loop) for h, t, d in variants]
     states = [run.start() for run in runs]
     for cohorts in zip(*schedules, strict=True):
-        list(launch(list(zip(runs, states, cohorts, strict=True))).land())
+        together(runs, states, cohorts)
     for state, w in zip(states, alone, strict=True):
         torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
     if loop:
@@ -290,21 +286,21 @@ def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
 @pytest.mark.parametrize("cohort", [[5], [1, 3], [0, 2, 5]])
 def test_plans_longer_than_a_client_change_nothing(cohort):
     """Where all plans have one shape (as a captured graph wants), the steps a client does not have move nothing."""
-    short, long = engine("feddyn"), engine("feddyn")
-    long.longest = 50
+    short, long = simulation("feddyn"), simulation("feddyn", longest=50)
     a, b = play(short, [cohort])[0], play(long, [cohort])[0]
     torch.testing.assert_close(a.server, b.server, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(a.memory, b.memory, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(a.clients.memory, b.clients.memory, rtol=1e-12, atol=1e-12)
 
 
 def test_a_run_that_diverges_in_a_stack_leaves_the_others_alone():
     data = samples()
     data.x[0, 0] = 1e6
     clean = replace(data, parts=[data.parts[0][1:], *data.parts[1:]])
-    good, bad = (engine(data=d, model=Poisoned()) for d in (clean, data))
+    good, bad = (simulation(data=d, model=Poisoned(), longest=20) for d in (clean, data))
     states = [good.start(), bad.start()]
-    good.longest = bad.longest = 20
-    outcomes = list(launch([(good, states[0], [0]), (bad, states[1], [0])]).land())
+    outcomes = together([good, bad], states, [[0], [0]])
     assert isinstance(outcomes[1], Diverged)
     assert states[1].round == 0
-    torch.testing.assert_close(states[0].server["w"], play(engine(data=clean, model=Poisoned()), [[0]])[0].server["w"])
+    torch.testing.assert_close(
+        states[0].server["w"], play(simulation(data=clean, model=Poisoned()), [[0]])[0].server["w"]
+    )

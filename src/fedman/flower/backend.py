@@ -1,0 +1,222 @@
+"""The backend whose clients are on other machines: rounds are sent out over Flower's grid, replies screened.
+
+What a client must remember, the client remembers; here only the round whose reply was used and that upload's hash are
+kept. Replies are weighted by what the server knows, never by what a client claims.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app.message import Array
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedman.algorithms import State
+from fedman.errors import TooFew
+from fedman.flower.exchange import exchange
+from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order
+from fedman.flower.roster import Roster, ask, letter
+from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
+from fedman.flower.service import Service
+from fedman.training.aggregate import Trained, Transfers
+from fedman.training.federation import Assignment, Federation
+from fedman.training.randomness import batch_counts
+from fedman.training.round import Round
+from fedman.training.state import Notes
+
+SLACK = 1.01  # for rounding, on the distance a client can move
+
+
+class AcceptedUploads:
+    """What is kept of clients that remember for themselves: by client the last round used, and that upload's hash."""
+
+    def __init__(self) -> None:
+        self.run = uuid.uuid4().hex
+        self.accepted: dict[int, tuple[int, str]] = {}
+
+    def uploads(self, ids: Sequence[int]) -> None:
+        return None
+
+    def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        return {}
+
+    def save(self, t: int, ids: Sequence[int], w: Tensor, memory: State) -> None:
+        for k, row in zip(ids, w.cpu().numpy(), strict=True):
+            self.accepted[k] = t, digest(row)
+
+    def tensors(self, seen: Sequence[int]) -> dict[str, Tensor]:
+        return {}
+
+    def notes(self) -> Notes:
+        return {"run": self.run, "accepted": {str(k): list(v) for k, v in self.accepted.items()}}
+
+    def restore(self, seen: Sequence[int], tensors: Mapping[str, Tensor], notes: Notes) -> None:
+        self.run = str(notes["run"])
+        accepted = notes["accepted"]
+        assert isinstance(accepted, dict)
+        self.accepted = {int(k): (int(t), str(hash)) for k, (t, hash) in accepted.items()}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that passed."""
+
+    arrays: Mapping[str, np.ndarray]
+    figures: Mapping[str, float]
+
+
+@dataclass
+class Replies:
+    """What the clients of a round have sent so far."""
+
+    good: dict[int, Reply] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    attempts: int = 0
+    bytes_down: int = 0
+
+
+class FlowerBackend:
+    """Plays the rounds of one run with the clients of a roster.
+
+    `settings` and `task` are what the clients are told of the run; `layers` are the names of its MAN terms.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        store: AcceptedUploads,
+        grid: Grid,
+        roster: Roster,
+        service: Service,
+        stopping: threading.Event,
+        *,
+        settings: str,
+        task: str,
+        layers: Sequence[str],
+    ) -> None:
+        self.federation, self.store, self.grid, self.roster = federation, store, grid, roster
+        self.service, self.stopping, self.settings, self.task = service, stopping, settings, task
+        self.exchange = exchange(federation.algorithm)
+        self.figures = ("loss", *(LAYER + name for name in layers))
+        how, sizes = federation.training, federation.samples.sizes(range(len(federation.ids)))
+        self.steps = [len(batch_counts(n, how.epochs, how.batch_size)) for n in sizes]
+
+    def prepare(self, rounds: Iterable[Sequence[Assignment]]) -> None:
+        """Nothing: clients get ready when they are asked."""
+
+    def train(self, now: Sequence[Assignment], upcoming: Sequence[Assignment]) -> list[Trained]:
+        """Ask the cohort, screen the replies, ask again where too few replied well."""
+        (assignment,) = now
+        round, server = assignment.round, assignment.state.server
+        replies, need = Replies(), max(1, math.ceil(self.service.quorum * len(round.cohort)))
+        while replies.attempts <= self.service.retries and len(replies.good) < need:
+            self._attempt(round, server, [k for k in round.cohort if k not in replies.good], replies)
+        if len(replies.good) < need:
+            why = "; ".join(f"client {k}: {reason}" for k, reason in list(replies.refused.items())[:3])
+            raise TooFew(
+                f"round {round.number + 1}: {len(replies.good)} good replies from a cohort of {len(round.cohort)}, "
+                f"{need} are needed, after {replies.attempts} attempts; {why}"
+            )
+        return [self._collect(round, server, replies)]
+
+    def _attempt(self, round: Round, server: State, clients: list[int], replies: Replies) -> None:
+        """Ask these clients once."""
+        self.roster.refresh(self.stopping)
+        vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
+        timeout, seats = self.service.round_timeout, self.roster.seats
+        letters = {}
+        for k in clients:
+            if k in seats:
+                order = ConfigRecord(vars(self._order(round, k)))
+                records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
+                letters[k] = letter(seats[k], "train", records, timeout)
+        answers = ask(self.grid, letters, timeout, self.stopping)
+        replies.attempts += 1
+        replies.bytes_down += len(letters) * sum(len(v.data) for v in vectors.values())
+        replies.refused = {k: "not connected" for k in clients if k not in letters}
+        replies.refused |= {k: f"no reply within {timeout:g} s" for k in letters if k not in answers}
+        theta = server["w"].cpu().numpy()
+        for k, answer in answers.items():
+            try:
+                replies.good[k] = Reply(*screen(answer, self._expected(round, theta, k)))
+            except Refused as error:
+                replies.refused[k] = str(error)
+        far = {k: distance(reply.arrays["w"], theta) for k, reply in replies.good.items()}
+        for k, reason in outliers(far, self.service.norm_factor).items():
+            replies.refused[k] = reason
+            del replies.good[k]
+
+    def _collect(self, round: Round, server: State, replies: Replies) -> Trained:
+        """The good replies in the clients' order: the uploads that came, and those that follow from them."""
+        federation, algorithm = self.federation, self.federation.algorithm
+        clients = sorted(replies.good)
+        good = [replies.good[k] for k in clients]
+        sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in good]) for n in self.exchange.up}
+        memory = {name: torch.zeros_like(sent["w"]) for name in algorithm.client}  # of no influence on what follows
+        hp = federation.local(round, clients, [self.steps[k] for k in clients])
+        _, follows = algorithm.finish(sent["w"], server, memory, hp)
+        last = [reply.arrays.get(LAST) for reply in good]
+        figures = {
+            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in good], dtype=torch.float64)
+            for name in self.figures
+        }
+        return Trained(
+            clients=clients,
+            upload={**follows, **sent},
+            memory={},
+            previous=torch.stack([federation.initial if v is None else self._vector(v) for v in last]),
+            figures=figures,
+            transfers=Transfers(
+                refused={str(k): reason for k, reason in replies.refused.items() if k not in replies.good},
+                attempts=replies.attempts,
+                bytes_down=replies.bytes_down,
+                bytes_up=sum(v.nbytes for reply in good for v in reply.arrays.values()),
+            ),
+        )
+
+    def _vector(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.federation.device)
+
+    def _order(self, round: Round, k: int) -> Order:
+        return Order(
+            run=self.store.run,
+            round=round.number,
+            client=k,
+            relative_size=self.federation.relative_size[k].item(),
+            accepted=self._accepted(k)[0],
+            keep_last=self.service.keep_last,
+            settings=self.settings,
+            task=self.task,
+        )
+
+    def _accepted(self, k: int) -> tuple[int, str]:
+        return self.store.accepted.get(k, (-1, ""))
+
+    def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
+        accepted, hash = self._accepted(k)
+        return Expected(
+            run=self.store.run,
+            round=round.number,
+            client=k,
+            arrays=(*self.exchange.up, *([LAST] if self.service.keep_last and accepted >= 0 else [])),
+            size=len(theta),
+            dtype=str(theta.dtype),
+            figures=self.figures,
+            centre={"w": theta},
+            bound=self.service.norm_bound or self.reach(round, theta, k),
+            last=hash,
+        )
+
+    def reach(self, round: Round, theta: np.ndarray, k: int) -> float:
+        """How far from θ client k can get in this round."""
+        how, p = self.federation.training, self.federation.relative_size[k].item()
+        norm = float(np.linalg.norm(theta.astype(np.float64)))
+        return SLACK * self.federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)

@@ -1,0 +1,112 @@
+"""From what the clients bring back to the state after the round: the same wherever they worked.
+
+Uploads that are not finite are left out; sums over clients are in float64 and in the cohort's order, so that the bits
+of a result do not depend on chunks, cores or who was faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedman.algorithms import State
+from fedman.errors import Diverged
+from fedman.execution.transfer import Fetched, send
+from fedman.training.federation import Assignment
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """How the replies of clients on other machines came about."""
+
+    refused: dict[str, str]  # client -> why its reply was not used
+    attempts: int
+    bytes_down: int  # of arrays, to all clients
+    bytes_up: int  # of arrays that were used
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the clients of a round bring back. On a GPU the tensors may still be in the making."""
+
+    clients: list[int]  # whose rows these are, in the cohort's order
+    upload: State  # [S, P] each: always the client's model "w"
+    memory: State  # [S, P] each: the clients' new memories, where they are kept here
+    previous: Tensor | None  # [S, P], what these clients uploaded before; None: not kept
+    figures: dict[str, Tensor]  # [S] each: the "loss", and the MAN term of every layer
+    transfers: Transfers | None = None
+
+    def reports(self) -> Tensor:
+        """`[S, F + 1]` in float64: the figures, and whether they and the upload are finite."""
+        table = torch.stack(list(self.figures.values()), 1).double()
+        finite = torch.stack([v.isfinite().all(-1) for v in (table, *self.upload.values())], 1).all(-1, keepdim=True)
+        return torch.cat([table, finite.double()], 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round reports."""
+
+    cohort: list[int]
+    quarantined: list[int]  # whose replies were not used; the round's result is the one without them
+    lr: float
+    loss: float  # cross-entropy, the mean over the cohort's local steps
+    man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
+    transfers: Transfers | None = None
+
+
+def collect(now: Sequence[Assignment], trained: Sequence[Trained]) -> Iterator[Outcome | Diverged]:
+    """Bring one run's state after the other to the end of its round; the state of one that diverged stays as it was."""
+    reports = iter(Fetched(torch.cat([each.reports() for each in trained])).values())  # a round's one host sync
+    for assignment, brought in zip(now, trained, strict=True):
+        try:
+            yield aggregate(assignment, brought, list(islice(reports, len(brought.clients))))
+        except Diverged as error:
+            yield error
+
+
+def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float]]) -> Outcome:
+    """The server's step and the clients' memories, written to the state. `reports` are those of `trained`."""
+    federation, state, round = assignment.federation, assignment.state, assignment.round
+    good = [i for i, (*_, finite) in enumerate(reports) if finite]
+    if not good:
+        raise Diverged(f"round {round.number + 1}: the models of all {len(reports)} clients are not finite")
+    upload, memory, previous = dict(trained.upload), dict(trained.memory), trained.previous
+    if len(good) < len(reports):
+        rows = send(good, federation.device)
+        upload, memory = ({name: v[rows] for name, v in part.items()} for part in (upload, memory))
+        previous = previous[rows] if previous is not None else None
+    ids = [trained.clients[i] for i in good]
+    share = [federation.share[k] for k in ids]
+    total = {name: weighted_sum(v, share) for name, v in upload.items()}
+    mean = {name: (v / sum(share)).to(federation.dtype) for name, v in total.items()}
+    state.server = dict(federation.algorithm.update(state.server, mean, len(ids) / len(federation.share)))
+    state.sel = mean["w"]
+    if state.total is not None and previous is not None:
+        state.total += total["w"] - weighted_sum(previous, share)
+    state.clients.save(round.number, ids, upload["w"], memory)
+    for k in ids:
+        state.seen[k] = True
+    state.round += 1
+    figures = {name: statistics.fmean(reports[i][j] for i in good) for j, name in enumerate(trained.figures)}
+    return Outcome(
+        cohort=list(round.cohort),
+        quarantined=[k for k in round.cohort if k not in ids],
+        lr=round.lr,
+        loss=figures.pop("loss"),
+        man=figures,
+        transfers=trained.transfers,
+    )
+
+
+def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """Σ weight·row in float64 and in the order given: the same bits for any chunking and number of cores."""
+    total = torch.zeros(rows.shape[-1], dtype=torch.float64, device=rows.device)
+    for row, weight in zip(rows, weights, strict=True):
+        total.add_(row, alpha=weight)
+    return total

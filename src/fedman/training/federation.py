@@ -1,0 +1,125 @@
+"""What stays the same from the first round of a run to the last: clients, algorithm, the way they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedman.algorithms import Algorithm, Fused, Local, State
+from fedman.data.augment import PAD
+from fedman.execution.base import ImageLayout
+from fedman.execution.transfer import send
+from fedman.training.batches import Batches, Samples
+from fedman.training.local_steps import LocalWork
+from fedman.training.randomness import plan
+from fedman.training.round import Round
+from fedman.training.settings import Training
+from fedman.training.state import ClientStore, ClientTables, RunState
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a chunk of clients draws in a round, whatever the state: batches, rates, sizes."""
+
+    batches: Batches
+    hp: Local
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The fixed part of a run. Everything that changes is in a `RunState`."""
+
+    algorithm: Algorithm
+    samples: Samples
+    training: Training
+    initial: Tensor  # [P] on the device of the run: the model all clients start from
+    is_weight: Tensor  # [P]: whether an entry belongs to a tensor named "weight"
+    relative_size: Tensor  # [N] in float64: p_k, a client's samples over the mean of all clients
+    ids: Sequence[int]  # the clients' numbers, from which their draws come
+    longest: int | None = None  # draws have the shape of a client with so many samples; None: of the chunk's largest
+    image_layout: ImageLayout | None = None
+    fused: Fused | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.initial.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.initial.dtype
+
+    @cached_property
+    def share(self) -> list[float]:
+        """The weight of each client's upload in the mean."""
+        return self.relative_size.tolist() if self.algorithm.weighted else [1.0] * len(self.relative_size)
+
+    def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
+        """The state before round 0. `clients` replaces the tables of all clients; without `keep_all` the mean of all
+        clients' last models is not kept."""
+        w, names = self.initial, self.algorithm.server
+        return RunState(
+            round=0,
+            server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in names},
+            clients=clients or ClientTables(w, len(self.share), self.algorithm.client),
+            sel=w,
+            total=w.double() * sum(self.share) if keep_all else None,
+            seen=[False] * len(self.share),
+        )
+
+    def models(self, state: RunState) -> dict[str, Tensor]:
+        """The models of a round: `all`, the mean of all N clients' last models, where it is kept; `sel`, the mean of
+        the round's uploads; `cloud`, the model sent next."""
+        models = {"sel": state.sel, "cloud": state.server["w"]}
+        if state.total is None:
+            return models
+        shares = torch.tensor(self.share, dtype=torch.float64).sum().item()
+        return {"all": (state.total / shares).to(self.dtype), **models}
+
+    def draw(self, round: Round, clients: list[int]) -> Draw:
+        """Batches, learning rate and sizes of a chunk of clients."""
+        how, device = self.training, self.device
+        drawn = plan(
+            how.seed,
+            round.number,
+            [self.ids[k] for k in clients],
+            self.samples.sizes(clients),
+            how.epochs,
+            how.batch_size,
+            device,
+            pad=PAD if self.samples.augment else 0,
+            longest=self.longest,
+        )
+        batches = Batches(self.samples, send(clients, device), drawn, self.dtype, self.image_layout)
+        return Draw(batches, self.local(round, clients, drawn.steps))
+
+    def local(self, round: Round, clients: list[int], steps: Sequence[int]) -> Local:
+        """What the local steps of these clients share: the learning rate, sizes, numbers of steps."""
+        how, device = self.training, self.device
+        return Local(
+            lr=send(round.lr, device, self.dtype),
+            lr0=how.lr,
+            decay=how.weight_decay,
+            clip=how.clip,
+            p=send(self.relative_size[clients, None].tolist(), device, self.dtype),
+            steps=send([[k] for k in steps], device, self.dtype),
+            is_weight=self.is_weight,
+            fused=self.fused,
+        )
+
+    def work(self, draw: Draw, server: State, memory: State) -> LocalWork:
+        """The local work of the clients of a draw, from the server's vectors and their memories."""
+        begun = self.algorithm.begin(server, memory, draw.hp)
+        return LocalWork(draw.batches, server, {**memory, **begun}, draw.hp, self.algorithm, self.training.zeta)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A round of one run, to be worked on from the run's present state."""
+
+    federation: Federation
+    state: RunState
+    round: Round

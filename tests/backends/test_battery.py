@@ -1,0 +1,102 @@
+"""Every algorithm on every backend and execution against the same expected values: the float64 reference loop.
+
+Backends: a run alone, in chunks of several sizes; a run stacked with two others; Flower, with real messages. The GPU's
+kernels serve convolutional networks alone and have a battery of their own (tests/kernels).
+"""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from cases import CASES
+from federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
+from fedman.execution.one_by_one import OneByOne
+from fedman.execution.vmapped import Vmapped
+from fedman.models.parameters import flatten
+from fedman.training.state import ClientTables
+from reference import federate
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+EVERYONE = [list(range(len(SIZES)))] * 3
+
+
+def expected(name, hyper, data, cohorts, training=TRAINING):
+    """The models, the tables of clients and the server's vectors after these rounds."""
+    return federate(
+        name, hyper, flatten(network()).numpy(), SIZES, cohorts, batches(data, training),
+        zeta=training.zeta, lr=training.lr, lr_decay=training.lr_decay, decay=training.weight_decay, C=training.clip,
+    )  # fmt: skip
+
+
+def check(federation, state, want):
+    for model, w in federation.models(state).items():
+        np.testing.assert_allclose(w.numpy(), want[model], err_msg=model, **CLOSE)
+    assert isinstance(state.clients, ClientTables)
+    np.testing.assert_allclose(state.clients.last.numpy(), want["x"], **CLOSE)
+    for key, table in (("h", "h"), ("g", "g_k"), ("c", "c_k")):
+        if key in state.clients.memory:
+            np.testing.assert_allclose(state.clients.memory[key].numpy(), want[table], **CLOSE)
+    for key in ("g", "c"):
+        if key in state.server:
+            np.testing.assert_allclose(state.server[key].numpy(), want[key], **CLOSE)
+
+
+@pytest.mark.parametrize("execution", [OneByOne, Vmapped])
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_alone(case, chunk, execution):
+    name, hyper = CASES[case]
+    data = samples()
+    machine = simulation(name, hyper, data=data, chunk=chunk, execution=execution)
+    state, outcomes = play(machine)
+    check(machine.federation, state, expected(name, hyper, data, COHORTS))
+    assert [o.cohort for o in outcomes] == COHORTS
+
+
+@pytest.mark.parametrize("execution", [OneByOne, Vmapped])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stacked_with_others(case, execution):
+    name, hyper = CASES[case]
+    data = samples()
+    trainings = [TRAINING, replace(TRAINING, seed=1, zeta=0.0), replace(TRAINING, seed=2)]
+    runs = [simulation(name, hyper, data=data, training=t, longest=20, execution=execution) for t in trainings]
+    states = [run.start() for run in runs]
+    for cohort in COHORTS:
+        together(runs, states, [cohort] * 3)
+    for run, state, training in zip(runs, states, trainings, strict=True):
+        check(run.federation, state, expected(name, hyper, data, COHORTS, training))
+
+
+@pytest.mark.parametrize("chunk", [1, 100], ids=["one by one", "vmapped"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
+    """Clients with samples of their own behind real messages; the model is the reference's network."""
+    from fedman.config import resolve
+    from fedman.flower.server import serve
+    from fedman.flower.service import Service
+    from fedman.runs import build
+    from flower.local_grid import LocalGrid
+
+    name, hyper = CASES[case]
+    data = samples()
+    data = replace(data, x=data.x.float().double())  # files of numbers are float32
+    monkeypatch.setattr(build, "initial_model", lambda *given: network())
+    x, y = data.x.numpy(), data.y.numpy()
+    np.savez(tmp_path / "server.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    grid = LocalGrid.of(len(SIZES), tmp_path / "memory")
+    for k, part in enumerate(data.parts):
+        np.savez(tmp_path / f"client{k}.npz", x=x[part], y=y[part])
+        grid.nodes[100 + k]["data"] = str(tmp_path / f"client{k}.npz")
+    config = resolve({
+        "dataset": f"npz:{tmp_path}/server.npz", "clients": len(SIZES), "participation": 1.0, "rounds": len(EVERYONE),
+        "algorithm": name, **hyper, "precision": "fp64", "chunk": chunk,
+        **{f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)},
+    })  # fmt: skip
+    service = Service(sizes=tuple(SIZES), wait=0.2, round_timeout=5.0, retries=0)
+    result = serve(grid, config, service, out=tmp_path / "out", device="cpu")
+    want = expected(name, hyper, data, EVERYONE)
+    for model, parameters in result.models.items():
+        w = torch.cat([v.flatten() for v in parameters.values()])
+        np.testing.assert_allclose(w.numpy(), want[model], err_msg=model, **CLOSE)
