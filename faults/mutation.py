@@ -47,10 +47,9 @@ TARGETS = {
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
     "the MAN term": Target("penalties/man.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
-    "screening in the simulator": Target(
-        "training/engine.py",
-        ("training/test_engine.py", "backends/test_lack_of_memory.py", REFERENCE),
-        ("Engine.launch", "Engine.make_room", "Engine.end", "Engine.settle", "weighted_sum"),
+    "screening in the simulator": Target("training/aggregate.py", ("training/test_rounds.py", REFERENCE)),
+    "retry after lack of memory": Target(
+        "backends/in_process.py", ("backends/test_lack_of_memory.py",), ("InProcess._make_room",)
     ),
     "screening on Flower": Target("flower/screen.py", ("flower/test_screen.py",)),
 }
