@@ -30,7 +30,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.flatness import Hessian, landscape, random_direction
-from fedman.models import cifar_cnn
+from fedman.models.convnet import cifar_cnn
 from fedman.models.parameters import ParameterLayout
 from fedman.paper.flatness.finished_runs import Samples, read_data, read_run, restore, select_samples, training_samples
 from fedman.paper.flatness.measure import BATCH, Measurer, Request

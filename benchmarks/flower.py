@@ -124,8 +124,8 @@ def stock_flower(epochs: int, rounds: int, size: int, zeta: float, bf16: bool = 
 
 def deployment(folder: Path, warm: bool, rounds: int) -> list[float]:
     """Seconds of each round but the first, with two clients on loopback that have almost no work."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
-    from deployment import Deployment
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.flower.deployment import Deployment
 
     root = Path(tempfile.mkdtemp(dir=folder))
     new_project(root / "app")

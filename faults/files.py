@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_cifar as cifar
-import test_idx as idx
-import test_npz as npz
-import test_tiny_imagenet as tiny_imagenet
-from data_bad_files import Bomb, Case, Sandbox, put, shrink
 
 import fedman
 from faults.tally import Tally
 from fedman.errors import UserError
+from tests.data import test_cifar as cifar
+from tests.data import test_idx as idx
+from tests.data import test_npz as npz
+from tests.data import test_tiny_imagenet as tiny_imagenet
+from tests.data.data_bad_files import Bomb, Case, Sandbox, put, shrink
 
 FLIPS = 200  # bits, in the test that this calls
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from test_engine import Poisoned
 
 import fedman
 import fedman.backends.in_process
-from cases import CASES
 from faults.runs import SMALL, finish, start, tail
 from faults.tally import Tally
-from federations import COHORTS, play, samples, simulation
 from fedman.algorithms import ALGORITHMS
 from fedman.errors import Diverged, UserError
 from fedman.runs.folder import RunFolder
+from tests.cases import CASES
+from tests.federations import COHORTS, play, samples, simulation
+from tests.training.test_rounds import Poisoned
 
 RATES = (1.0, 100.0, 1e4, 1e9, 1e30)
 WEIGHTS = (0.0, 1e3, 1e12, 3e38)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.test_commands import BAD_KEYS, BAD_TOML, furnish
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli.commands import main
 from fedman.config import KEYS, Config, hyperparameter_model
+from tests.cli.test_commands import BAD_KEYS, BAD_TOML, furnish
 
 Words = list[str]
 SECONDS = 20  # more than enough for a refusal, also on a busy machine

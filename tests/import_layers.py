@@ -97,7 +97,9 @@ def main() -> None:
     for i, rooms in enumerate(LAYERS):
         for each in rooms:
             below = {room(o) for name, others in edges.items() if room(name) == each for o in others} - {each}
-            print(f"{i:2}  {each:11} {', '.join(sorted(below, key=lambda r: [r in layer for layer in LAYERS].index(True)))}")
+            print(
+                f"{i:2}  {each:11} {', '.join(sorted(below, key=lambda r: [r in layer for layer in LAYERS].index(True)))}"
+            )
     print(f"back edges: {', '.join(back_edges(edges)) or 'none'}; cycles: {', '.join(cycles(edges)) or 'none'}")
 
 

@@ -131,11 +131,8 @@ def test_a_round_on_a_cpu_takes_the_listed_path(tmp_path):
 
     names = hops("In this process, on a CPU")
     assert len(names) <= 8
-    with walked(names) as entered:
-        try:
-            main(["run", *SMALL.split(), "--out", str(tmp_path / "run"), "--device", "cpu"])
-        except SystemExit as end:
-            assert not end.code
+    with walked(names) as entered, pytest.raises(SystemExit, match="^0$"):
+        main(["run", *SMALL.split(), "--out", str(tmp_path / "run"), "--device", "cpu"])
     assert entered == names
 
 
@@ -152,11 +149,8 @@ def test_a_round_of_stacked_runs_takes_the_listed_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "groups", lambda configs, device: real(configs, "cuda"))
     names = hops("Several runs stacked on a GPU")
     assert len(names) <= 8
-    with walked(names) as entered:
-        try:
-            main(["sweep", *SMALL.split(), "seed=0,1", "--out", str(tmp_path), "--device", "cpu"])
-        except SystemExit as end:
-            assert not end.code
+    with walked(names) as entered, pytest.raises(SystemExit, match="^0$"):
+        main(["sweep", *SMALL.split(), "seed=0,1", "--out", str(tmp_path), "--device", "cpu"])
     assert entered == names
     assert max(graphs.sizes) >= 2
 

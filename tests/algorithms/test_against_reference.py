@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from cases import CASES
-from federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation
 from fedman.algorithms import ALGORITHMS
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
-from reference import SIZES as PARAMETER_SIZES
-from reference import federate, objective
+from tests.cases import CASES
+from tests.federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation
+from tests.reference import SIZES as PARAMETER_SIZES
+from tests.reference import federate, objective
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 

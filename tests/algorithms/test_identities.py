@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
-from cases import CASES
-from federations import COHORTS, SIZES, TRAINING, network, play, samples, simulation
 from fedman.algorithms import ALGORITHMS, Local
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.steps import climb, norm, sgd
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
+from tests.cases import CASES
+from tests.federations import COHORTS, SIZES, TRAINING, network, play, samples, simulation
 
 
 def close(a, b):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from cases import CASES
-from federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from fedman.training.state import ClientTables
-from reference import federate
+from tests.cases import CASES
+from tests.federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
+from tests.reference import federate
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 EVERYONE = [list(range(len(SIZES)))] * 3
@@ -77,7 +77,7 @@ def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
     from fedman.flower.server import serve
     from fedman.flower.server_options import ServerOptions
     from fedman.runs import build
-    from flower.local_grid import LocalGrid
+    from tests.flower.local_grid import LocalGrid
 
     name, hyper = CASES[case]
     data = samples()

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedman.backends.in_process
-from cases import CASES
-from federations import COHORTS, TRAINING, Loop, network, play, simulation, together
 from fedman.errors import UserError
+from tests.cases import CASES
+from tests.federations import COHORTS, TRAINING, Loop, network, play, simulation, together
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from data_bad_files import Sandbox, shrink
+
+from tests.data.data_bad_files import Sandbox, shrink
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,29 @@ import pickle
 import tarfile
 from pathlib import Path
 
-import data_archives as make
 import numpy as np
 import pytest
-from data_bad_files import BOMB, Bomb, Build, Case, Change, Sandbox, drop, edit, flip, keep, move, put, spoil, then
 
 from fedman import data
 from fedman.data import catalog
 from fedman.errors import UserError
+from tests.data import data_archives as make
+from tests.data.data_bad_files import (
+    BOMB,
+    Bomb,
+    Build,
+    Case,
+    Change,
+    Sandbox,
+    drop,
+    edit,
+    flip,
+    keep,
+    move,
+    put,
+    spoil,
+    then,
+)
 
 
 @pytest.mark.usefixtures("small")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import data_archives as make
 import pytest
-from data_bad_files import BOMB, Build, Case, Change, Sandbox, drop, edit, flip, keep, put, then
 
 from fedman import data
+from tests.data import data_archives as make
+from tests.data.data_bad_files import BOMB, Build, Case, Change, Sandbox, drop, edit, flip, keep, put, then
 
 
 @pytest.mark.usefixtures("small")

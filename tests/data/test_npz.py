@@ -6,12 +6,12 @@ import struct
 import zipfile
 from pathlib import Path
 
-import data_archives as make
 import numpy as np
 import pytest
-from data_bad_files import Bomb, Build, Case, Sandbox, spoil, then
 
 from fedman import data
+from tests.data import data_archives as make
+from tests.data.data_bad_files import Bomb, Build, Case, Sandbox, spoil, then
 
 
 def test_npz_split(tmp_path: Path) -> None:

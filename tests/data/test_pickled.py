@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 
-import data_archives as make
 import numpy as np
 import pytest
 
 from fedman.data import pickled
+from tests.data import data_archives as make
 
 
 @pytest.mark.parametrize("fortran", [False, True])

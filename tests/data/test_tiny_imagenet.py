@@ -7,14 +7,14 @@ import os
 import zipfile
 from pathlib import Path
 
-import data_archives as make
 import numpy as np
 import pytest
-from data_bad_files import BOMB, Build, Case, Change, Sandbox, drop, edit, flip, keep, move, put, spoil, then
 from PIL import Image
 
 from fedman import data
 from fedman.data import tiny_imagenet
+from tests.data import data_archives as make
+from tests.data.data_bad_files import BOMB, Build, Case, Change, Sandbox, drop, edit, flip, keep, move, put, spoil, then
 
 pytestmark = pytest.mark.usefixtures("small")
 CACHED = tiny_imagenet.CACHE_NAME

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from flat_cases import dense, mlp, rows
 from torch import nn
 
 from fedman.flatness import Hessian
+from tests.flatness.flat_cases import dense, mlp, rows
 
 
 def test_however_the_data_comes_the_mean_is_over_samples() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, dense, dense_case, mlp, rows
 
 from fedman.errors import UserError
 from fedman.flatness import client_eigenvalues, density, eigenpairs, hutchinson, layer_hessians, layers
+from tests.flatness.flat_cases import CASES, dense, dense_case, mlp, rows
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn"])

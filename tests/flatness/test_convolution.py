@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from flat_cases import dense
 from torch import Tensor, nn
 
 from fedman.flatness import Hessian
+from tests.flatness.flat_cases import dense
 
 
 class Convolutional(nn.Module):

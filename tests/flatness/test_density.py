@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, density
 from fedman.flatness.operator import random_signs
+from tests.flatness.flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 
 def test_moments_of_a_start_are_exact_up_to_twice_the_steps() -> None:

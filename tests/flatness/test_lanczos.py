@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, eigenpairs
+from tests.flatness.flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, cnn, mlp, rows
 from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, eigenpairs, filter_normalise, landscape, random_direction
+from tests.flatness.flat_cases import CASES, cnn, mlp, rows
 
 
 @torch.no_grad()

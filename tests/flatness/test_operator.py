@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, cnn, dense, dense_case, mlp, rows
 from torch import nn
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, Mean, operator
+from tests.flatness.flat_cases import CASES, cnn, dense, dense_case, mlp, rows
 
 
 @pytest.mark.parametrize("case", CASES)

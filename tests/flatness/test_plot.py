@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import cnn, images, mlp, rows
 
 from fedman.errors import UserError
 from fedman.flatness import Density, landscape, plot, random_direction
+from tests.flatness.flat_cases import cnn, images, mlp, rows
 
 
 def test_the_grid_of_one_pair_of_models_is_drawn_with_one_scale(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, dense, images, mlp, rows
 from torch import nn
 
 from fedman.errors import UserError
 from fedman.flatness.theory import Bound, gershgorin, layer_check
+from tests.flatness.flat_cases import CASES, dense, images, mlp, rows
 
 
 @pytest.mark.parametrize("name", ["0", "2", "4"])

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 from fedman.errors import UserError
 from fedman.flatness import Hessian, eigenpairs, hutchinson, hutchpp
 from fedman.flatness.trace import student_t
+from tests.flatness.flat_cases import CASES, Matrix, dense_case, random_symmetric
 
 BOTH = pytest.mark.parametrize("estimate", [hutchinson, hutchpp])
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from local_grid import Alter, LocalGrid
+
+from tests.flower.local_grid import Alter, LocalGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_dropin"
 sys.path.insert(0, str(EXAMPLE))

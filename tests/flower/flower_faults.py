@@ -1,7 +1,7 @@
 """Faults of a real federation on loopback, one after the other, and a table of the outcomes.
 
-    python tests/flower/flower_faults.py              # all trials, about half an hour on two busy cores
-    python tests/flower/flower_faults.py killed slow  # those whose names contain a word
+    python -m tests.flower.flower_faults              # all trials, about half an hour on two busy cores
+    python -m tests.flower.flower_faults killed slow  # those whose names contain a word
 
 Every trial starts a run with `flwr run` and waits for its end with a time limit. A trial succeeds if the run completes
 with exactly the weights that the simulator computes from the honest clients that were connected, or if it ends with the
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from deployment import SOURCE, Deployment, TimeLimit
-from hostile import KINDS
 
-from federations import simulator
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.flower.app import new_project
 from fedman.runs.folder import RunFolder
+from tests.federations import simulator
+from tests.flower.deployment import SOURCE, Deployment, TimeLimit
+from tests.flower.hostile import KINDS
 
 CLIENTS, LIAR, ROUNDS = 4, 3, 3
 LIMIT = 300.0  # seconds, for any trial
@@ -161,9 +161,9 @@ def federation() -> Iterator[Deployment]:
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         new_project(folder / "app")
-        text = '"""The hostile client."""\n\nimport hostile\n\napp = hostile.app\n'
+        text = '"""The hostile client."""\n\nfrom tests.flower import hostile\n\napp = hostile.app\n'
         (folder / "app" / "client_app.py").write_text(text)
-        env = {"PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}", "FEDMAN_MEMORY": str(folder / "memory")}
+        env = {"PYTHONPATH": f"{SOURCE}:{SOURCE.parent}", "FEDMAN_MEMORY": str(folder / "memory")}
         with Deployment(folder / "deployment", env=env, warm=True) as deployment:
             deployment.start_nodes(dict(node(deployment, k) for k in range(CLIENTS)))
             yield deployment

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from flwr.app import Context, RecordDict
-from local_grid import LocalGrid
 
 from fedman.errors import UserError
 from fedman.flower.app import Failed, main, new_project
+from tests.flower.local_grid import LocalGrid
 
 
 def start(out, grid=None, **config):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from local_grid import LocalGrid
 from PIL import Image
 
 from fedman.config import resolve
@@ -11,6 +10,7 @@ from fedman.flower import client_data
 from fedman.flower.messages import Task
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
+from tests.flower.local_grid import LocalGrid
 
 SIZES = (12, 9, 15)
 PICTURES = Task(shape=(3, 8, 8), classes=4, images=True, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -57,8 +57,8 @@ def test_clients_train_on_their_own_files(tmp_path):
     assert [r["refused"] for r in there.rounds] == [{}, {}]
     import torch
 
-    from federations import simulator
     from fedman.data import from_arrays
+    from tests.federations import simulator
 
     parts = [rows(n, k) for k, n in enumerate(SIZES)]
     x, y = (np.concatenate([p[i] for p in parts]) for i in (0, 1))

@@ -5,13 +5,13 @@ import time
 
 import pytest
 import torch
-from deployment import Deployment
 
 from fedman.algorithms import ALGORITHMS
 from fedman.config import overrides, resolve
 from fedman.flower.app import new_project
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from tests.flower.deployment import Deployment
 
 pytestmark = pytest.mark.xdist_group("deployment")
 SETTINGS = "dataset=digits clients=4 participation=0.6 unbalanced=0.5 rounds=3 epochs=1 zeta=0.1 chunk=1"

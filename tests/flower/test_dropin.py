@@ -6,16 +6,16 @@ import math
 
 import pytest
 import torch
-from deployment import Deployment
-from dropin_example import EXAMPLE, ROUNDS, fedavg, start
 from flwr.app import ConfigRecord, Message, RecordDict
-from local_grid import LocalGrid
 from torch import nn
 
 from fedman import ActivationNorm
 from fedman.errors import UserError
 from fedman.flower import Screened, man_mod, with_man
 from fedman.flower.strategy import TAG, TAGGED
+from tests.flower.deployment import Deployment
+from tests.flower.dropin_example import EXAMPLE, ROUNDS, fedavg, start
+from tests.flower.local_grid import LocalGrid
 
 
 def model() -> nn.Module:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import ray
-from deployment import BIN, SOURCE, environments, free_port
+
+from tests.flower.deployment import BIN, SOURCE, environments, free_port
 
 pytestmark = pytest.mark.xdist_group("deployment")
 PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")

@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 from flwr.app import Array, Message
-from hostile import KINDS, spoil
-from local_grid import LocalGrid
 
-from federations import simulator
 from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
+from tests.federations import simulator
+from tests.flower.hostile import KINDS, spoil
+from tests.flower.local_grid import LocalGrid
 
 ROUNDS, CLIENTS, LIAR = 2, 4, 3
 WORDS = (

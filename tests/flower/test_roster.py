@@ -3,11 +3,11 @@
 import threading
 
 import pytest
-from local_grid import LocalGrid
 
 from fedman.errors import TooFew
 from fedman.flower import roster
 from fedman.flower.roster import Roster
+from tests.flower.local_grid import LocalGrid
 
 STOPPING = threading.Event()
 

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from local_grid import LocalGrid
 
-from federations import simulator
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.data import load
@@ -14,6 +12,8 @@ from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from tests.federations import simulator
+from tests.flower.local_grid import LocalGrid
 
 KEYS = {
     "dataset": "digits", "clients": 5, "participation": 0.6, "unbalanced": 0.5, "rounds": 3, "epochs": 1,

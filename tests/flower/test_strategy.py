@@ -7,13 +7,13 @@ import re
 
 import numpy as np
 import pytest
-from dropin_example import LIAR, NODES, ROUNDS, fedavg, start, task, unaltered
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.exception import AggregationError
 
 from fedman.errors import UserError
 from fedman.flower import Screened
 from fedman.flower.strategy import TAG, TAGGED
+from tests.flower.dropin_example import LIAR, NODES, ROUNDS, fedavg, start, task, unaltered
 
 EXAMPLES = {100: 30, 101: 10, LIAR: 20}
 

@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deployment import BIN, SOURCE, Deployment, end_all, free_port
 
 from fedman.runs.folder import RunFolder
+from tests.flower.deployment import BIN, SOURCE, Deployment, end_all, free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flower-tls.md").read_text(encoding="utf-8")
 VARIABLES, KEYS, *OTHERS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import kernel_reference as reference
 import pytest
 import torch
-from kernel_checks import relative
 
 from fedman.algorithms import Local
 from fedman.algorithms.steps import climb
 from fedman.kernels import update
 from fedman.kernels.update import clip_update
+from tests.kernels import kernel_reference as reference
+from tests.kernels.kernel_checks import relative
 
 
 @pytest.mark.parametrize(("clients", "size"), [(1, 5), (3, 8192), (2, 20_001)])

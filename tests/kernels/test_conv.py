@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import kernel_reference as reference
 import pytest
 import torch
-from kernel_checks import PRECISIONS, TOLERANCE, relative
 
 from fedman.kernels import conv
 from fedman.kernels.stage import STORAGE, Stage
+from tests.kernels import kernel_reference as reference
+from tests.kernels.kernel_checks import PRECISIONS, TOLERANCE, relative
 
 # clients, batch, stage: odd maps, batches that leave tiles partly empty, padding, several channel blocks
 CASES = [

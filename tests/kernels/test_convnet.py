@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import kernel_reference as reference
 import pytest
 import torch
-from kernel_checks import GRADIENT, PRECISIONS, TOLERANCE, relative
 from torch import Tensor, nn
 
 from fedman.errors import UserError
@@ -16,6 +14,8 @@ from fedman.kernels.convnet import StackedConvNet
 from fedman.models.convnet import ConvNet, cifar_cnn, small_cnn, tiny_cnn
 from fedman.models.mlp import MLP
 from fedman.penalties.man import mean_square, mean_square_and_variance
+from tests.kernels import kernel_reference as reference
+from tests.kernels.kernel_checks import GRADIENT, PRECISIONS, TOLERANCE, relative
 
 # clients, batch, image shape, classes, model: the paper's two forms in small, odd maps, one stage
 CASES = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import kernel_reference as reference
 import pytest
 import torch
-from kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 
 from fedman.kernels import head, linear
 from fedman.kernels.stage import STORAGE
+from tests.kernels import kernel_reference as reference
+from tests.kernels.kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

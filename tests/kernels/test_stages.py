@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import kernel_reference as reference
 import pytest
 import torch
-from kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 from torch import Tensor
 
 from fedman.kernels import activation, conv, first_stage, gram
 from fedman.kernels.stage import STORAGE, Stage
+from tests.kernels import kernel_reference as reference
+from tests.kernels.kernel_checks import PRECISIONS, TOLERANCE, relative, shares
 
 # clients, batch, height, width, image channels, out, kernel, padding, groups, channels last
 FIRST = [

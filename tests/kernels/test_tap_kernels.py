@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_checks import relative
 
 from fedman.kernels.tap import gradient, squares
 from fedman.penalties.autograd import tap
+from tests.kernels.kernel_checks import relative
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 1), (3, 7), (2, 3, 5, 7), (2, 9001)])

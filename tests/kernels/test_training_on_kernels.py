@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federations import Simulation, simulation
 from fedman import kernels
 from fedman.execution.choice import choose
 from fedman.execution.stacked_kernels import StackedKernels
@@ -14,6 +13,7 @@ from fedman.models.convnet import ConvNet
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
 from fedman.training.settings import Training
+from tests.federations import Simulation, simulation
 
 
 def machine(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from man_cases import Mixed
 from torch import Tensor
 
 from fedman.penalties.man import ActivationNorm
+from tests.penalties.man_cases import Mixed
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from man_cases import NAMES, Functional, Mixed, activations, close, direct, expected_gradient
 from torch import Tensor, nn
 from torch.autograd import grad
 
 from fedman.models import build
 from fedman.penalties.man import ActivationNorm
+from tests.penalties.man_cases import NAMES, Functional, Mixed, activations, close, direct, expected_gradient
 
 
 def test_terms_values_and_gradient(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from man_cases import Functional
 from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.penalties.man import ActivationNorm
+from tests.penalties.man_cases import Functional
 
 
 @pytest.mark.parametrize("module", [nn.Softmin(-1), nn.Softmax(-1), nn.Softmax2d(), nn.LogSoftmax(-1)])

@@ -7,12 +7,12 @@ import weakref
 
 import pytest
 import torch
-from man_cases import Functional, Mixed, close, direct
 from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.models import build
 from fedman.penalties.man import ActivationNorm
+from tests.penalties.man_cases import Functional, Mixed, close, direct
 
 
 def test_activations_are_freed(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from man_cases import NAMES, Functional, Mixed, activations, close, direct, expected_gradient
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.func import functional_call, jvp, vmap
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedman.errors import UserError
 from fedman.penalties.man import ActivationNorm
+from tests.penalties.man_cases import NAMES, Functional, Mixed, activations, close, direct, expected_gradient
 
 
 def test_hessian_by_double_backward(case: tuple[Mixed, ActivationNorm, Tensor]) -> None:

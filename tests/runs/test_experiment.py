@@ -16,7 +16,6 @@ from torch import nn
 import fedman
 import fedman.data
 from faults.runs import fingerprint
-from federations import SMALL
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
@@ -27,6 +26,7 @@ from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.runs.build import man_layers
 from fedman.runs.folder import RunFolder
+from tests.federations import SMALL
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 

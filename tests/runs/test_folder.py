@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from run_records import RECORD, SUMMARY
 
 import fedman
 from fedman.errors import UserError
 from fedman.runs.folder import RunFolder, find_ended
+from tests.runs.run_records import RECORD, SUMMARY
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20}
 

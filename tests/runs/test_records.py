@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from run_records import ROW
 
 from fedman.errors import UserError
 from fedman.runs.records import Finite, axes, check, decisive, differing, read_row
+from tests.runs.run_records import ROW
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from run_records import ROW
 
 import fedman
 from fedman.errors import UserError
 from fedman.runs import results
 from fedman.runs.folder import RunFolder
+from tests.runs.run_records import ROW
 
 
 def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):

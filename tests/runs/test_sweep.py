@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import fedman.data
-from federations import SMALL, Loop
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.executor import Executor
 from fedman.runs import build, experiment, sweep
 from fedman.runs.grid import Cell, cells
+from tests.federations import SMALL, Loop
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
 

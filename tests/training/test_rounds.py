@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from cases import CASES
-from federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.backends.in_process import STEP, default_chunk
 from fedman.data.augment import PAD, Windows, gather, normalise
@@ -20,6 +18,8 @@ from fedman.training.aggregate import weighted_sum
 from fedman.training.batches import Samples
 from fedman.training.randomness import plan
 from fedman.training.settings import Training
+from tests.cases import CASES
+from tests.federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
 
 CPU = torch.device("cpu")
 

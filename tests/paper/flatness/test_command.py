@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flatness_calls import flatness, found, refused
 from safetensors.torch import load_file, save_file
 
 import fedman
 from fedman.flatness import Hessian, eigenpairs, filter_normalise
 from fedman.models.mlp import MLP
 from fedman.paper.flatness import command
-from flatness.flat_cases import dense
+from tests.flatness.flat_cases import dense
+from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
 def by_hand(made: Path, name: str, which: str = "all") -> tuple[MLP, torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 
-from flatness_calls import flatness
+from tests.paper.flatness.flatness_calls import flatness
 
 
 def test_pictures_are_drawn_from_the_file_alone(runs, capsys):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from flatness_calls import flatness, found, refused
 
 from fedman.cli.commands import main
+from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
 def test_measurements_gather_and_replace_their_like(runs):

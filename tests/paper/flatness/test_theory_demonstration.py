@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from flatness_calls import flatness
-
 from fedman.paper.flatness import theory_demonstration
+from tests.paper.flatness.flatness_calls import flatness
 
 
 def test_theory(runs, monkeypatch, capsys):

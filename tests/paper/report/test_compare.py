@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from report_rows import compare, pair, row
 
 from fedman.paper.report import narrative, tables
 from fedman.paper.report.compare import ABOVE, BELOW, NONE, POINT, STD
+from tests.paper.report.report_rows import compare, pair, row
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 import json
 
-from report_rows import eigenvalues, estimate, flatness, row
-
 from fedman.paper.report import hessian, spectra
+from tests.paper.report.report_rows import eigenvalues, estimate, flatness, row
 
 
 def test_hessian_tables_beside_the_papers():

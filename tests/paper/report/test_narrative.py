@@ -1,9 +1,8 @@
 """The report's sentences."""
 
-from report_rows import compare, pair, row
-
 from fedman.paper import targets as paper
 from fedman.paper.report import narrative
+from tests.paper.report.report_rows import compare, pair, row
 
 
 def test_both_readings_of_the_cifar10_columns_are_weighed():

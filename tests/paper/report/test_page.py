@@ -6,9 +6,9 @@ import re
 import shutil
 
 import pytest
-from report_rows import flatness, pair, row, write
 
 from fedman.paper.report import command
+from tests.paper.report.report_rows import flatness, pair, row, write
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",

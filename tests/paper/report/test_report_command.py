@@ -5,10 +5,10 @@ import math
 import re
 
 import pytest
-from report_rows import eigenvalues, estimate, flatness, pair, row, write
 
 import fedman
 from fedman.cli.commands import main
+from tests.paper.report.report_rows import eigenvalues, estimate, flatness, pair, row, write
 
 
 def run(capsys, *words):

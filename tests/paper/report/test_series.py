@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from report_rows import row
 
 from fedman.paper.report.series import series
+from tests.paper.report.report_rows import row
 
 
 def test_mean_and_deviation_over_seeds():

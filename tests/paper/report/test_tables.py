@@ -4,9 +4,8 @@ import csv
 import io
 import math
 
-from report_rows import compare, pair, row
-
 from fedman.paper.report import narrative, tables
+from tests.paper.report.report_rows import compare, pair, row
 
 
 def test_headline_has_the_papers_figure_in_brackets():
