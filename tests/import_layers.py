@@ -16,8 +16,8 @@ LAYERS = (
     ("backends",),
     ("config",),
     ("runs",),
-    ("flower",),
     ("paper",),
+    ("flower",),
     ("api", "cli"),
     ("__init__", "__main__"),
 )
@@ -25,9 +25,9 @@ LAYERS = (
 
 
 def modules() -> dict[str, Path]:
-    """All modules by dotted name; a package's own file has the package's name."""
+    """All modules by dotted name; a package's own file has the package's name. Templates of users' apps are none."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(p for p in PACKAGE.rglob("*.py") if p.parent.name != "project"):
         parts = ("fedman", *path.relative_to(PACKAGE).with_suffix("").parts)
         found[".".join(parts).removesuffix(".__init__")] = path
     return found
@@ -96,10 +96,8 @@ def main() -> None:
     edges = graph()
     for i, rooms in enumerate(LAYERS):
         for each in rooms:
-            below = {room(o) for name, others in edges.items() if room(name) == each for o in others} - {each}
-            print(
-                f"{i:2}  {each:11} {', '.join(sorted(below, key=lambda r: [r in layer for layer in LAYERS].index(True)))}"
-            )
+            below = {o for name, others in edges.items() if room(name) == each for o in others if room(o) != each}
+            print(f"{i:2}  {each:11} {', '.join(dict.fromkeys(map(room, sorted(below, key=level))))}")
     print(f"back edges: {', '.join(back_edges(edges)) or 'none'}; cycles: {', '.join(cycles(edges)) or 'none'}")
 
 

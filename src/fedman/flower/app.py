@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fedman.config import Preset, overrides, read_toml, resolve
+from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.server_options import OPTIONS_FILE, split_options
+from fedman.paper.presets import find_preset
 from fedman.runs.atomic import write_json
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import RoundRecord
@@ -26,10 +26,7 @@ class Failed(Exception):
     """Why a run ended early, with its exit code; Flower shows the message as the run's details."""
 
 
-FindPreset = Callable[[str], Preset | None]
-
-
-def main(grid: Grid, context: Context, find_preset: FindPreset | None = None) -> None:
+def main(grid: Grid, context: Context) -> None:
     """Read the run's configuration and run it. A failure is also written to OUT/failed.json."""
     given = context.run_config
     out = Path(str(given["out"])).expanduser()
@@ -37,10 +34,7 @@ def main(grid: Grid, context: Context, find_preset: FindPreset | None = None) ->
     failed.unlink(missing_ok=True)
     try:
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
-        preset = str(given["preset"])
-        if preset and find_preset is None:
-            raise UserError("preset: this app does not know any; write it again with fedman flower new")
-        config = resolve(values, find_preset(preset) if preset and find_preset else None)
+        config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
         if not given["resume"]:
             RunFolder(out).refuse_used()
         serve(grid, config, options, out=out, resume=bool(given["resume"]), progress=_print_round, warn=print)

@@ -1,16 +1,10 @@
 """The client: `app` is a Flower ClientApp that does one client's work of a round.
 
-A node's `--node-config` holds `partition-id`, the client's number; and optionally `data`, an .npz file or a folder with
-its own samples; `data-dir`; `memory-dir`; `device`.
-
 In a deployment every message may start a new process, so torch is imported only where a round needs it; in a simulation
 the process stays, and with it what `fedman.flower.worker` has prepared.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.app.message import Array
@@ -18,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fedman.errors import UserError
 from fedman.flower.messages import FIGURES, NODE, REFUSED, REPLY, ROUND, SERVER, UPLOAD, Order
+from fedman.flower.node import Node
 
 app = ClientApp()
 
@@ -59,30 +54,3 @@ def _order(message: Message) -> Order:
         return Order.read(message.content.config_records[ROUND])
     except (KeyError, TypeError) as error:
         raise UserError(f"round: the message is not an order of this program ({error})") from None
-
-
-@dataclass(frozen=True)
-class Node:
-    """The settings of this node."""
-
-    client: int
-    data: str = ""
-    data_dir: str = ""
-    memory_dir: str = ""
-    device: str = "auto"
-
-    @staticmethod
-    def of(context: Context) -> Node:
-        """The settings in a node's `--node-config`."""
-        given = {name.replace("-", "_"): value for name, value in context.node_config.items()}
-        client = given.get("partition_id")
-        if type(client) is not int or client < 0:
-            raise UserError(f"partition-id: {client!r} is not a client's number; start the node with 0, 1, 2, …")
-        texts = {name: str(given[name]) for name in ("data", "data_dir", "memory_dir", "device") if name in given}
-        return Node(client, **texts)
-
-    def samples(self) -> int:
-        """The size of the client's own data; 0 for a client that uses its part of the run's data set."""
-        from fedman.flower import client_data
-
-        return client_data.count(Path(self.data).expanduser()) if self.data else 0

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,13 +22,11 @@ from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory, default_root
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
+from fedman.flower.node import Node
 from fedman.runs.build import Built, build
 from fedman.training.federation import Federation
 from fedman.training.local_steps import run_local_steps
 from fedman.training.round import Round
-
-if TYPE_CHECKING:
-    from fedman.flower.client import Node
 
 SHARED = "FEDMAN_SHARED_DATA"
 """Environment: an npz:PATH of which the clients on this machine take their parts; a simulation sets it."""

@@ -1,0 +1,37 @@
+"""The settings of a node, from its `--node-config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context
+
+from fedman.errors import UserError
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which client a node is, and where its files are."""
+
+    client: int  # `partition-id`
+    data: str = ""  # an .npz file or a folder with the client's own samples
+    data_dir: str = ""
+    memory_dir: str = ""
+    device: str = "auto"
+
+    @staticmethod
+    def of(context: Context) -> Node:
+        """The settings in a node's `--node-config`."""
+        given = {name.replace("-", "_"): value for name, value in context.node_config.items()}
+        client = given.get("partition_id")
+        if type(client) is not int or client < 0:
+            raise UserError(f"partition-id: {client!r} is not a client's number; start the node with 0, 1, 2, …")
+        texts = {name: str(given[name]) for name in ("data", "data_dir", "memory_dir", "device") if name in given}
+        return Node(client, **texts)
+
+    def samples(self) -> int:
+        """The size of the client's own data; 0 for a client that uses its part of the run's data set."""
+        from fedman.flower import client_data
+
+        return client_data.count(Path(self.data).expanduser()) if self.data else 0
