@@ -13,6 +13,7 @@ from fedman.models.convnet import ConvNet
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
 from fedman.training.settings import Training
+from tests.cases import CASES
 from tests.federations import Simulation, simulation
 
 
@@ -23,7 +24,8 @@ def machine(
     name="fedavg",
     zeta=0.3,
     groups=0,
-    **layers,
+    precision="fp32",
+    **options,
 ) -> Simulation:
     generator = torch.Generator().manual_seed(0)
     n = 11
@@ -34,9 +36,10 @@ def machine(
     monkeypatch.setattr(kernels, "available", lambda device: accelerated)
     torch.manual_seed(0)
     model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), groups=groups)
+    model = model.double() if precision == "fp64" else model
     training = Training(zeta=zeta, lr=0.05, clip=0.5, epochs=1, batch_size=3, seed=1)
     built = simulation(
-        name, training=training, chunk=3, model=model, data=samples, precision="fp32", device=device, **layers
+        name, training=training, chunk=3, model=model, data=samples, precision=precision, device=device, **options
     )
     assert isinstance(built.backend.executor.execution, StackedKernels) == accelerated
     if device.type == "cpu":  # the interpreter wants one thread, as a GPU has
@@ -59,6 +62,19 @@ def test_follows_the_plain_module(name, groups, device, monkeypatch):
     assert fast[1].man == pytest.approx(plain[1].man, rel=1e-3)
     assert list(fast[1].man) == list(plain[1].man) == ["relus.0", "relus.1", "relus.2", "output"]
     assert fast[2][1] == pytest.approx(plain[2][1], rel=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_algorithm_follows_float64(case, device, monkeypatch):
+    """The kernels beside the other executions: one round of ragged clients, against one by one in float64."""
+    name, hyper = CASES[case]
+    moved = []
+    for accelerated, precision in ((False, "fp64"), (True, "fp32")):
+        built = machine(device, accelerated, monkeypatch, name, precision=precision, hyper=hyper)
+        state = built.start()
+        built.round(state, [1, 2])
+        moved.append((state.server["w"] - built.federation.initial).double())
+    assert (moved[0] - moved[1]).norm() / moved[0].norm() < 1e-4
 
 
 def test_without_logits_and_without_man(device, monkeypatch):
