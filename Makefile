@@ -1,20 +1,20 @@
-# `make run` and `make test` do all the set-up on a fresh machine: Python >= 3.11 with venv and pip, nothing else.
+# `make run` and `make test` install all they need into .venv; required are Python >= 3.11 with venv and pip.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: run report test faults lint format clean
 
-run: $(VENV)/ready  ## the main job on the embedded data: FedAvg and FedDyn with and without MAN, three seeds
+run: $(VENV)/ready  ## on the embedded digits: FedAvg and FedDyn with and without MAN, three seeds
 	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.05 seed=0,1,2 --out runs/digits
 
-report: $(VENV)/ready  ## the page of what `make run` made
+report: $(VENV)/ready  ## tables and figures of the runs of `make run`
 	$(BIN)/fedman report runs/digits --out runs/digits.html
 
 test: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-faults: $(VENV)/ready-dev $(VENV)/audit  ## break things on purpose; ONLY="kill disk" chooses sections
+faults: $(VENV)/ready-dev $(VENV)/audit  ## inject faults; ONLY="kill disk" selects sections
 	$(BIN)/python -m faults $(ONLY)
 
 lint: $(VENV)/ready-dev
@@ -38,6 +38,6 @@ $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,tensorboard,flower]'
 	touch $@
 
-$(VENV)/audit:  # pip-audit in an environment of its own: none of its packages are ours
+$(VENV)/audit:  # pip-audit in its own environment, so that its packages are not among ours
 	$(PYTHON) -m venv $@
 	-$@/bin/pip install --disable-pip-version-check -q pip-audit

@@ -1,5 +1,6 @@
 """What the documents print runs as printed."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -46,3 +47,30 @@ def test_links_lead_somewhere():
 def test_algorithm_files_stay_short():
     for path in (ROOT / "src/fedman/algorithms").glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) < 100
+
+
+def test_the_algorithm_of_the_page_runs_as_printed(tmp_path, monkeypatch):
+    import fedman
+    from fedman.algorithms import ALGORITHMS
+
+    page = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    (tmp_path / "fedavgm.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", importlib.import_module("fedavgm").FedAvgM)
+    keys = {"clients": 4, "participation": 0.5, "rounds": 3, "epochs": 1}
+    plain = fedman.run(**keys).models["cloud"]
+    for beta, same in ((0.0, True), (0.9, False)):
+        w = fedman.run(algorithm="fedavgm", beta=beta, **keys).models["cloud"]
+        assert all(w[name].allclose(plain[name], atol=1e-5) for name in plain) is same
+
+
+def test_the_page_of_algorithms_names_what_exists():
+    from fedman.algorithms import ALGORITHMS, Algorithm
+
+    page = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| .*(?:w|Fed)", page, re.MULTILINE)) >= set(ALGORITHMS)
+    part = page.split("What an algorithm can define")[1]
+    for name in re.findall(r"^\| `(\w+)`", part, re.MULTILINE):
+        assert name in vars(Algorithm) or name in Algorithm.__annotations__
+    for path in re.findall(r"`((?:src|tests)/[\w/.]+)`", page):
+        assert (ROOT / path).exists() or path.endswith("fedavgm.py"), path
