@@ -1,4 +1,4 @@
-"""The eight algorithms as slow, obvious loops in numpy and float64, straight from the protocol's formulas.
+"""The eight algorithms as slow, obvious loops in numpy and float64, straight from their papers' formulas.
 
 Nothing of the package's algebra is used: means over all clients are recomputed from tables, every client is a
 Python loop, the model and its gradient are written out by hand (backpropagation through a two-layer network).

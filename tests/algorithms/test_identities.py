@@ -1,4 +1,4 @@
-"""Where algorithms must coincide, whatever the data (protocol §9)."""
+"""Where algorithms must coincide, whatever the data."""
 
 import copy
 from dataclasses import replace
