@@ -38,7 +38,6 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 from fedman.errors import UserError
 
 PRELOADED = ("fedman.flower.app", "fedman.flower.client", "fedman.flower.worker")
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 def main(arguments: list[str]) -> None:
@@ -53,7 +52,8 @@ def main(arguments: list[str]) -> None:
     except ValueError as error:
         raise UserError(f"superexec-auth-secret-file: {error}") from None
     if secret:
-        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE})))
+        protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=protected))
     if given.parent_pid is not None:
         start_parent_process_monitor(given.parent_pid)
     health = given.health_server_address
@@ -70,11 +70,10 @@ def main(arguments: list[str]) -> None:
         grpc_servers=[run_health_server_grpc_no_tls(health)] if health else [],
         exit_handlers=[client.close],
     )
-    executor = ForkExecutor()
-    plugin = AutoExecPlugin(address, insecure, root, given.runtime_dependency_install, executor=executor)
+    plugin = AutoExecPlugin(address, insecure, root, given.runtime_dependency_install, executor=ForkExecutor())
     interval = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"))
     while True:
-        executor.reconcile()
+        multiprocessing.active_children()  # reaps finished processes
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
         if found.HasField("task") and found.token:
             plugin.launch_task(found.token, found.task)
@@ -103,10 +102,6 @@ class ForkExecutor(SubprocessExecutor):
         }
         self.context.Process(target=APPS[spec.task_type], kwargs=options).start()
         return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
-        """Reap finished processes."""
-        multiprocessing.active_children()
 
 
 def _run_serverapp(**options: Any) -> None:
