@@ -7,7 +7,6 @@ kept. Replies are weighted by what the server knows, never by what a client clai
 from __future__ import annotations
 
 import math
-import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import Array
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedman.algorithms import State
@@ -24,7 +22,7 @@ from fedman.errors import TooFew
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order
 from fedman.flower.roster import Roster, collect_replies
-from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
+from fedman.flower.screen import Expected, Refused, Reply, digest, outliers, screen
 from fedman.flower.server_options import ServerOptions
 from fedman.training.aggregate import Trained, Transfers
 from fedman.training.federation import Assignment, Federation
@@ -32,6 +30,7 @@ from fedman.training.randomness import batch_counts
 from fedman.training.round import Round
 from fedman.training.state import Notes
 
+NEVER = -1, ""  # of a client no upload was used
 SLACK = 1.01  # for rounding, on the distance a client can move
 
 
@@ -65,14 +64,6 @@ class AcceptedUploads:
         self.accepted = {int(k): (int(t), str(hash)) for k, (t, hash) in accepted.items()}
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A reply that passed."""
-
-    arrays: Mapping[str, np.ndarray]
-    figures: Mapping[str, float]
-
-
 @dataclass
 class Replies:
     """What the clients of a round have sent so far."""
@@ -93,17 +84,15 @@ class FlowerBackend:
         self,
         federation: Federation,
         store: AcceptedUploads,
-        grid: Grid,
         roster: Roster,
         service: ServerOptions,
-        stopping: threading.Event,
         *,
         settings: str,
         task: str,
         layers: Sequence[str],
     ) -> None:
-        self.federation, self.store, self.grid, self.roster = federation, store, grid, roster
-        self.service, self.stopping, self.settings, self.task = service, stopping, settings, task
+        self.federation, self.store, self.roster, self.service = federation, store, roster, service
+        self.settings, self.task = settings, task
         self.exchange = exchange(federation.algorithm)
         self.figures = ("loss", *(LAYER + name for name in layers))
         how, sizes = federation.training, federation.samples.sizes(range(len(federation.ids)))
@@ -129,16 +118,15 @@ class FlowerBackend:
 
     def _attempt(self, round: Round, server: State, clients: list[int], replies: Replies) -> None:
         """Ask these clients once."""
-        self.roster.refresh(self.stopping)
+        self.roster.refresh()
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
         timeout, nodes = self.service.round_timeout, self.roster.nodes
+        orders = {k: self._order(round, k) for k in clients if k in nodes}
         messages = {}
-        for k in clients:
-            if k in nodes:
-                order = ConfigRecord(vars(self._order(round, k)))
-                records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
-                messages[k] = Message(records, nodes[k], "train", ttl=timeout)
-        answers = collect_replies(self.grid, messages, timeout, self.stopping)
+        for k, order in orders.items():
+            records = RecordDict({ROUND: ConfigRecord({**vars(order)}), SERVER: ArrayRecord(vectors)})
+            messages[k] = Message(records, nodes[k], "train", ttl=timeout)
+        answers = collect_replies(self.roster.grid, messages, timeout, self.roster.stopping)
         replies.attempts += 1
         replies.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
         replies.refused = {k: "not connected" for k in clients if k not in messages}
@@ -146,11 +134,11 @@ class FlowerBackend:
         theta = server["w"].cpu().numpy()
         for k, answer in answers.items():
             try:
-                replies.good[k] = Reply(*screen(answer, self._expected(round, theta, k)))
+                replies.good[k] = screen(answer, self._expected(round, orders[k], theta))
             except Refused as error:
                 replies.refused[k] = str(error)
-        far = {k: distance(reply.arrays["w"], theta) for k, reply in replies.good.items()}
-        for k, reason in outliers(far, self.service.norm_factor).items():
+        moved = {k: reply.moved for k, reply in replies.good.items()}
+        for k, reason in outliers(moved, self.service.norm_factor).items():
             replies.refused[k] = reason
             del replies.good[k]
 
@@ -191,31 +179,23 @@ class FlowerBackend:
             round=round.number,
             client=k,
             relative_size=self.federation.relative_size[k].item(),
-            accepted=self._accepted(k)[0],
+            accepted=self.store.accepted.get(k, NEVER)[0],
             keep_last=self.service.keep_last,
             settings=self.settings,
             task=self.task,
         )
 
-    def _accepted(self, k: int) -> tuple[int, str]:
-        return self.store.accepted.get(k, (-1, ""))
-
-    def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
-        accepted, hash = self._accepted(k)
+    def _expected(self, round: Round, order: Order, theta: np.ndarray) -> Expected:
         return Expected(
-            run=self.store.run,
-            round=round.number,
-            client=k,
-            arrays=(*self.exchange.up, *([LAST] if self.service.keep_last and accepted >= 0 else [])),
-            size=len(theta),
-            dtype=str(theta.dtype),
+            order=order,
+            arrays=(*self.exchange.up, *([LAST] if order.keep_last and order.accepted >= 0 else [])),
             figures=self.figures,
-            centre={"w": theta},
-            bound=self.service.norm_bound or self.reach(round, theta, k),
-            last=hash,
+            theta=theta,
+            bound=self.service.norm_bound or self._reach(round, theta, order.client),
+            last=self.store.accepted.get(order.client, NEVER)[1],
         )
 
-    def reach(self, round: Round, theta: np.ndarray, k: int) -> float:
+    def _reach(self, round: Round, theta: np.ndarray, k: int) -> float:
         """How far from θ client k can get in this round."""
         how, p = self.federation.training, self.federation.relative_size[k].item()
         norm = float(np.linalg.norm(theta.astype(np.float64)))
