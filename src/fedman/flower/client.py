@@ -40,10 +40,14 @@ def train(message: Message, context: Context) -> Message:
     from fedman.flower import worker
 
     try:
-        node, order = Node.of(context), _order(message)
+        node = Node.of(context)
+        order = Order(**message.content.config_records.get(ROUND, {}))  # type: ignore[arg-type]
         if order.client != node.client:
             raise UserError(f"partition-id: this node is client {node.client}, the order is for {order.client}")
         upload, figures = worker.work(order, node, message.content)
+    except ValidationError as error:
+        reason = f"round: the message is not an order of this program ({format_errors(error)[0]})"
+        return Message(Error(REFUSED, reason), reply_to=message)
     except UserError as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
     answer: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
@@ -52,10 +56,3 @@ def train(message: Message, context: Context) -> Message:
         FIGURES: MetricRecord(dict(figures)),
     }
     return Message(RecordDict(answer), reply_to=message)
-
-
-def _order(message: Message) -> Order:
-    try:
-        return Order(**message.content.config_records.get(ROUND, {}))  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UserError(f"round: the message is not an order of this program ({format_errors(error)[0]})") from None

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.lib import format as npy
 
+from fedman.data.npz import HEADERS
 from fedman.errors import UserError
 from fedman.flower.messages import FIGURES, LAST, REPLY, UNREADABLE, UPLOAD, Order
 
@@ -155,9 +155,7 @@ def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.nd
         raise Refused(f"{name}: is {said[2]!s:.20} {said[1]!s:.60} ({said[0]!s:.20}); wanted is {dtype} {shape}")
     stream, wanted = io.BytesIO(array.data), np.dtype(dtype)
     try:
-        major, _ = npy.read_magic(stream)
-        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        header = read_header(stream)
+        header = HEADERS[np.lib.format.read_magic(stream)](stream)
     except Exception as error:  # numpy may raise anything for arbitrary bytes
         raise Refused(f"{name}: its bytes are not an array ({type(error).__name__})") from None
     if (header[0], header[2]) != (shape, wanted):
