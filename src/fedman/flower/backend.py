@@ -30,7 +30,6 @@ from fedman.training.randomness import batch_counts
 from fedman.training.round import Round
 from fedman.training.state import Notes
 
-NEVER = -1, ""  # of a client no upload was used
 SLACK = 1.01  # for rounding, on the distance a client can move
 
 
@@ -121,20 +120,20 @@ class FlowerBackend:
         self.roster.refresh()
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
         timeout, nodes = self.service.round_timeout, self.roster.nodes
-        orders = {k: self._order(round, k) for k in clients if k in nodes}
+        theta = server["w"].cpu().numpy()
+        asked = {k: self._expected(round, theta, k) for k in clients if k in nodes}
         messages = {}
-        for k, order in orders.items():
-            records = RecordDict({ROUND: ConfigRecord({**vars(order)}), SERVER: ArrayRecord(vectors)})
+        for k, expected in asked.items():
+            records = RecordDict({ROUND: ConfigRecord(vars(expected.order)), SERVER: ArrayRecord(vectors)})
             messages[k] = Message(records, nodes[k], "train", ttl=timeout)
         answers = collect_replies(self.roster.grid, messages, timeout, self.roster.stopping)
         replies.attempts += 1
         replies.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
         replies.refused = {k: "not connected" for k in clients if k not in messages}
         replies.refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
-        theta = server["w"].cpu().numpy()
         for k, answer in answers.items():
             try:
-                replies.good[k] = screen(answer, self._expected(round, orders[k], theta))
+                replies.good[k] = screen(answer, asked[k])
             except Refused as error:
                 replies.refused[k] = str(error)
         moved = {k: reply.moved for k, reply in replies.good.items()}
@@ -163,7 +162,7 @@ class FlowerBackend:
             previous=torch.stack([federation.initial if v is None else self._vector(v) for v in last]),
             figures=figures,
             transfers=Transfers(
-                refused={str(k): reason for k, reason in replies.refused.items() if k not in replies.good},
+                refused={str(k): reason for k, reason in replies.refused.items()},
                 attempts=replies.attempts,
                 bytes_down=replies.bytes_down,
                 bytes_up=sum(v.nbytes for reply in good for v in reply.arrays.values()),
@@ -173,30 +172,17 @@ class FlowerBackend:
     def _vector(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.federation.device)
 
-    def _order(self, round: Round, k: int) -> Order:
-        return Order(
-            run=self.store.run,
-            round=round.number,
-            client=k,
-            relative_size=self.federation.relative_size[k].item(),
-            accepted=self.store.accepted.get(k, NEVER)[0],
-            keep_last=self.service.keep_last,
-            settings=self.settings,
-            task=self.task,
-        )
-
-    def _expected(self, round: Round, order: Order, theta: np.ndarray) -> Expected:
+    def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
+        """Client k's order, and what its reply must be."""
+        accepted, hash = self.store.accepted.get(k, (-1, ""))
+        federation, keep_last, p = self.federation, self.service.keep_last, self.federation.relative_size[k].item()
+        how, norm = federation.training, float(np.linalg.norm(theta.astype(np.float64)))
+        reach = federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)
         return Expected(
-            order=order,
-            arrays=(*self.exchange.up, *([LAST] if order.keep_last and order.accepted >= 0 else [])),
+            order=Order(self.store.run, round.number, k, p, accepted, keep_last, self.settings, self.task),
+            arrays=(*self.exchange.up, *([LAST] if keep_last and accepted >= 0 else [])),
             figures=self.figures,
             theta=theta,
-            bound=self.service.norm_bound or self._reach(round, theta, order.client),
-            last=self.store.accepted.get(order.client, NEVER)[1],
+            bound=self.service.norm_bound or SLACK * reach,
+            last=hash,
         )
-
-    def _reach(self, round: Round, theta: np.ndarray, k: int) -> float:
-        """How far from θ client k can get in this round."""
-        how, p = self.federation.training, self.federation.relative_size[k].item()
-        norm = float(np.linalg.norm(theta.astype(np.float64)))
-        return SLACK * self.federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)

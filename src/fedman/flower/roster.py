@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -22,19 +21,17 @@ POLL_INTERVAL = 0.1  # seconds
 QUERY_TIMEOUT = 60.0  # seconds
 MAX_UNANSWERED = 3  # queries to a node that does not answer
 
-K = TypeVar("K")
-
 
 def collect_replies(
-    grid: Grid, messages: Mapping[K, Message], timeout: float, stopping: threading.Event
-) -> dict[K, Message]:
+    grid: Grid, messages: Mapping[int, Message], timeout: float, stopping: threading.Event
+) -> dict[int, Message]:
     """Send the messages and wait until all replies have arrived or the time is over.
 
     Replies are pulled one by one, so that one that cannot be unpacked affects its sender only: it becomes an error.
     """
     grid.push_messages(list(messages.values()))
     waiting = {message.metadata.message_id: key for key, message in messages.items()}
-    replies: dict[K, Message] = {}
+    replies: dict[int, Message] = {}
     end = time.monotonic() + timeout
     while waiting and time.monotonic() < end:
         if stopping.is_set():

@@ -15,9 +15,9 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,7 +37,6 @@ one class per client, four algorithms), below 8 for log-normal sizes with σ = 1
 
 LARGEST = float(np.finfo(np.float32).max)  # of a figure
 
-Client = TypeVar("Client", bound=Hashable)
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """By name of array: its shape and dtype, ((10, 5), "float32")."""
 
@@ -48,7 +47,7 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reply to an order must be."""
+    """An order, and what the reply to it must be."""
 
     order: Order
     arrays: tuple[str, ...]  # the names in the upload; `last` is the client's earlier upload, known by its hash
@@ -86,7 +85,7 @@ def screen(answer: Message, expected: Expected) -> Reply:
     return Reply(arrays, figures, moved["w"])
 
 
-def outliers(distances: Mapping[Client, float], factor: float = FACTOR) -> dict[Client, str]:
+def outliers(distances: Mapping[int, float], factor: float = FACTOR) -> dict[int, str]:
     """The clients further away than `factor` times the median of a round, with the reason.
 
     Fewer than three replies have no outliers: a single hostile client could choose their median. The median of an even

@@ -119,7 +119,7 @@ class Screened(Strategy):
             except Refused as error:
                 refused[node] = str(error)
         refused |= outliers(moved, self.norm_factor)
-        refused |= _odd_names({node: received[node].content for node in moved if node not in refused})
+        refused |= _odd_names({node: received[node] for node in moved if node not in refused})
         for node, reason in refused.items():
             log(WARNING, "round %s: node %s refused: %s", server_round, node, reason)
         self.refused.setdefault(server_round, {}).update(refused)
@@ -174,14 +174,12 @@ class _TolerantGrid:
         return list(replies.values())
 
 
-def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
+def _odd_names(replies: Mapping[int, Message]) -> dict[int, str]:
     """The replies whose metrics have other names than most replies'; in a tie the first node's names win."""
-    names = {node: tuple(sorted(next(iter(c.metric_records.values())))) for node, c in contents.items()}
-    if not names:
-        return {}
-    usual = Counter(names.values()).most_common(1)[0][0]
+    names = {node: tuple(sorted(*reply.content.metric_records.values())) for node, reply in replies.items()}
     return {
         node: f"metrics: has {', '.join(found)!r:.120}; most replies have {', '.join(usual)!r:.120}"
+        for usual, _ in Counter(names.values()).most_common(1)
         for node, found in names.items()
         if found != usual
     }
