@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -63,16 +62,6 @@ class AcceptedUploads:
         self.accepted = {int(k): (int(t), str(hash)) for k, (t, hash) in accepted.items()}
 
 
-@dataclass
-class Replies:
-    """What the clients of a round have sent so far."""
-
-    good: dict[int, Reply] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    attempts: int = 0
-    bytes_down: int = 0
-
-
 class FlowerBackend:
     """Plays the rounds of one run with the clients of a roster.
 
@@ -104,20 +93,28 @@ class FlowerBackend:
         """Ask the cohort, screen the replies, ask again where too few replied well."""
         (assignment,) = now
         round, server = assignment.round, assignment.state.server
-        replies, need = Replies(), max(1, math.ceil(self.service.quorum * len(round.cohort)))
-        while replies.attempts <= self.service.retries and len(replies.good) < need:
-            self._attempt(round, server, [k for k in round.cohort if k not in replies.good], replies)
-        if len(replies.good) < need:
-            why = "; ".join(f"client {k}: {reason}" for k, reason in list(replies.refused.items())[:3])
+        good: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        attempts = bytes_down = 0
+        need = max(1, math.ceil(self.service.quorum * len(round.cohort)))
+        while attempts <= self.service.retries and len(good) < need:
+            refused, sent = self._attempt(round, server, good)
+            attempts += 1
+            bytes_down += sent
+        if len(good) < need:
+            why = "; ".join(f"client {k}: {reason}" for k, reason in list(refused.items())[:3])
             raise TooFew(
-                f"round {round.number + 1}: {len(replies.good)} good replies from a cohort of {len(round.cohort)}, "
-                f"{need} are needed, after {replies.attempts} attempts; {why}"
+                f"round {round.number + 1}: {len(good)} good replies from a cohort of {len(round.cohort)}, "
+                f"{need} are needed, after {attempts} attempts; {why}"
             )
-        return [self._collect(round, server, replies)]
+        bytes_up = sum(v.nbytes for reply in good.values() for v in reply.arrays.values())
+        transfers = Transfers({str(k): reason for k, reason in refused.items()}, attempts, bytes_down, bytes_up)
+        return [self._collect(round, server, good, transfers)]
 
-    def _attempt(self, round: Round, server: State, clients: list[int], replies: Replies) -> None:
-        """Ask these clients once."""
+    def _attempt(self, round: Round, server: State, good: dict[int, Reply]) -> tuple[dict[int, str], int]:
+        """Ask once those without a good reply, and add to `good`; why the others are refused, and the bytes sent."""
         self.roster.refresh()
+        clients = [k for k in round.cohort if k not in good]
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
         timeout, nodes = self.service.round_timeout, self.roster.nodes
         theta = server["w"].cpu().numpy()
@@ -127,32 +124,30 @@ class FlowerBackend:
             records = RecordDict({ROUND: ConfigRecord(vars(expected.order)), SERVER: ArrayRecord(vectors)})
             messages[k] = Message(records, nodes[k], "train", ttl=timeout)
         answers = collect_replies(self.roster.grid, messages, timeout, self.roster.stopping)
-        replies.attempts += 1
-        replies.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
-        replies.refused = {k: "not connected" for k in clients if k not in messages}
-        replies.refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
+        refused = {k: "not connected" for k in clients if k not in messages}
+        refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
         for k, answer in answers.items():
             try:
-                replies.good[k] = screen(answer, asked[k])
+                good[k] = screen(answer, asked[k])
             except Refused as error:
-                replies.refused[k] = str(error)
-        moved = {k: reply.moved for k, reply in replies.good.items()}
-        for k, reason in outliers(moved, self.service.norm_factor).items():
-            replies.refused[k] = reason
-            del replies.good[k]
+                refused[k] = str(error)
+        for k, reason in outliers({k: reply.moved for k, reply in good.items()}, self.service.norm_factor).items():
+            refused[k] = reason
+            del good[k]
+        return refused, len(messages) * sum(len(v.data) for v in vectors.values())
 
-    def _collect(self, round: Round, server: State, replies: Replies) -> Trained:
+    def _collect(self, round: Round, server: State, good: dict[int, Reply], transfers: Transfers) -> Trained:
         """The good replies in the clients' order: the uploads that came, and those that follow from them."""
         federation, algorithm = self.federation, self.federation.algorithm
-        clients = sorted(replies.good)
-        good = [replies.good[k] for k in clients]
-        sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in good]) for n in self.exchange.up}
+        clients = sorted(good)
+        used = [good[k] for k in clients]
+        sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in used]) for n in self.exchange.up}
         memory = {name: torch.zeros_like(sent["w"]) for name in algorithm.client}  # of no influence on what follows
         hp = federation.local(round, clients, [self.steps[k] for k in clients])
         _, follows = algorithm.finish(sent["w"], server, memory, hp)
-        last = [reply.arrays.get(LAST) for reply in good]
+        last = [reply.arrays.get(LAST) for reply in used]
         figures = {
-            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in good], dtype=torch.float64)
+            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)
             for name in self.figures
         }
         return Trained(
@@ -161,12 +156,7 @@ class FlowerBackend:
             memory={},
             previous=torch.stack([federation.initial if v is None else self._vector(v) for v in last]),
             figures=figures,
-            transfers=Transfers(
-                refused={str(k): reason for k, reason in replies.refused.items()},
-                attempts=replies.attempts,
-                bytes_down=replies.bytes_down,
-                bytes_up=sum(v.nbytes for reply in good for v in reply.arrays.values()),
-            ),
+            transfers=transfers,
         )
 
     def _vector(self, array: np.ndarray) -> Tensor:
