@@ -14,12 +14,14 @@ The variants alternate; the first round after each start (imports, data) is not 
 """
 
 import argparse
+import json
 import logging
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +44,7 @@ from fedman.data import Dataset, load
 from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task, encode
+from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task
 from fedman.flower.server_options import ServerOptions
 from fedman.flower.simulation import simulate
 from fedman.models.convnet import cifar_cnn
@@ -148,7 +150,7 @@ def print_bytes() -> None:
     w, x, y = flatten(model), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
     layers = OneByOne(model).man_terms(w[None], x, y, None)
     figures = MetricRecord(dict.fromkeys(("loss", *(LAYER + name for name in layers)), 1.0))
-    task = encode(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3))
+    task = json.dumps(asdict(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3)))
 
     def arrays(*names: str) -> ArrayRecord:
         return ArrayRecord({name: Array(w.numpy() + i) for i, name in enumerate(names)})
@@ -160,9 +162,9 @@ def print_bytes() -> None:
     for name, kind in ALGORITHMS.items():
         names = exchange(kind())
         flat = resolve({"dataset": "cifar100", "algorithm": name, "zeta": 0.15}).flat()
-        order = ConfigRecord(vars(Order("0" * 32, 1, 1, 1.0, 0, True, encode(flat), task)))
-        reply = ConfigRecord({"run": "0" * 32, "round": 1, "client": 1})
-        down = wire(RecordDict({ROUND: order, SERVER: arrays(*names.down)}))
+        order = Order("0" * 32, 1, 1, 1.0, 0, True, json.dumps(flat, sort_keys=True), task)
+        reply = ConfigRecord(order.tag)
+        down = wire(RecordDict({ROUND: ConfigRecord(vars(order)), SERVER: arrays(*names.down)}))
         up, lean = (
             wire(RecordDict({REPLY: reply, UPLOAD: arrays(*sent), FIGURES: figures}))
             for sent in ((*names.up, LAST), names.up)

@@ -20,16 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from fedman.flower import QUIET
+
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[2] / "src"
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-}
+SETTINGS = {**QUIET, "OMP_NUM_THREADS": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
 
 class TimeLimit(AssertionError):
@@ -80,7 +75,7 @@ class Deployment:
     def environment(self) -> dict[str, str]:
         path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         home = {"FLWR_HOME": str(self.folder / "home"), "PATH": path, "PYTHONPATH": str(SOURCE)}
-        return {**os.environ, **QUIET, **home, **self.env}
+        return {**os.environ, **SETTINGS, **home, **self.env}
 
     def start_superlink(self, *extra: str) -> None:
         """Start the SuperLink and wait until it answers; one that was killed starts again on the same port."""

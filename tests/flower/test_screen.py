@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 
+from fedman.flower.messages import UNREADABLE, Order
 from fedman.flower.screen import Expected, Refused, decode, digest, distance, outliers, screen
 
 P = 6
@@ -25,10 +27,10 @@ METADATA = Metadata(
 RUN = "0123456789abcdef" * 2
 ORIGIN = np.linspace(-1, 1, P, dtype=np.float32)
 EARLIER = np.ones(P, np.float32)
+ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, keep_last=True, settings="{}", task="{}")
 EXPECTED = Expected(
-    run=RUN, round=3, client=1, arrays=("w", "last"), size=P, dtype="float32", figures=("loss", "man.relu"),
-    centre={"w": ORIGIN}, bound=10.0, last=digest(EARLIER),
-)  # fmt: skip
+    ORDER, arrays=("w", "last"), figures=("loss", "man.relu"), theta=ORIGIN, bound=10.0, last=digest(EARLIER)
+)
 
 
 def reply(w: object = None, /, **changed: object) -> Message:
@@ -116,19 +118,20 @@ HOSTILE = {
 
 
 def test_an_honest_reply_is_read_bit_for_bit():
-    found, figures = screen(reply(), EXPECTED)
-    assert list(found) == ["w", "last"]
-    assert found["w"].tobytes() == (ORIGIN + 1).tobytes()
-    assert found["w"].dtype == np.float32
-    assert figures == {"loss": 0.5, "man.relu": 2.0}
+    found = screen(reply(), EXPECTED)
+    assert list(found.arrays) == ["w", "last"]
+    assert found.arrays["w"].tobytes() == (ORIGIN + 1).tobytes()
+    assert found.arrays["w"].dtype == np.float32
+    assert found.figures == {"loss": 0.5, "man.relu": 2.0}
+    assert found.moved == pytest.approx(P**0.5)
 
 
-def test_the_first_round_has_no_centre_no_bound_and_nothing_sent_before():
-    first = Expected(RUN, 3, 1, arrays=("w",), size=P, dtype="float32", figures=("loss", "man.relu"))
+def test_the_first_round_has_nothing_sent_before_and_without_a_bound_no_distance_is_too_large():
+    first = replace(EXPECTED, arrays=("w",), bound=math.inf, last="")
     upload, largest = ArrayRecord({"w": Array(ORIGIN * 1e30)}), float(np.finfo(np.float32).max)
-    found, figures = screen(reply(upload=upload, figures=with_figures(loss=largest)), first)
-    assert distance(found["w"]) == pytest.approx(1e30 * distance(ORIGIN))
-    assert figures["loss"] == largest
+    found = screen(reply(upload=upload, figures=with_figures(loss=largest)), first)
+    assert found.moved == pytest.approx(1e30 * distance(ORIGIN, 0))
+    assert found.figures["loss"] == largest
     upload = ArrayRecord({"w": Array(ORIGIN), "last": Array(np.zeros(0, np.float32))})
     with pytest.raises(Refused, match="upload: has"):
         screen(reply(upload=upload), first)
@@ -151,8 +154,9 @@ def test_a_clients_own_reason_is_passed_on_in_one_short_line():
 
 
 def test_a_reply_that_could_not_be_unpacked_is_refused():
-    with pytest.raises(Refused, match=r"its reply cannot be read \(ValueError\)"):
-        screen(ValueError("Unexpected set of `children`"), EXPECTED)
+    failed = make_message(METADATA, error=Error(UNREADABLE, "its reply cannot be read (ValueError)"))
+    with pytest.raises(Refused, match=r"^its reply cannot be read \(ValueError\)"):
+        screen(failed, EXPECTED)
 
 
 def test_names_that_a_stranger_chose_do_not_fill_the_log():
@@ -169,7 +173,7 @@ def test_the_bound_is_the_last_distance_that_passes():
     far = distance(w, ORIGIN)
     assert far == 4.0
     for bound, good in ((4.0, True), (np.nextafter(4.0, 0), False), (math.inf, True)):
-        expected = Expected(**{**vars(EXPECTED), "bound": bound})
+        expected = replace(EXPECTED, bound=bound)
         if good:
             screen(reply(w), expected)
         else:

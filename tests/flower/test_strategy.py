@@ -93,7 +93,7 @@ def test_a_reply_that_cannot_be_unpacked_does_not_end_the_run():
     strategy = Screened(fedavg(), examples=EXAMPLES)
     result = start(strategy, alter)
     assert same(weights(result), weights(start(Screened(fedavg(2), examples=EXAMPLES), nodes=(100, 101))))
-    assert strategy.refused[1] == {LIAR: "the client says: a reply that cannot be read (ValueError)"}
+    assert strategy.refused[1] == {LIAR: "its reply cannot be read (ValueError)"}
 
 
 @pytest.mark.parametrize("weight", [1e30, -5, 0])

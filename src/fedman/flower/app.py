@@ -65,9 +65,6 @@ def _print_round(record: RoundRecord) -> None:
 def new_project(folder: Path) -> None:
     """Write the Flower app that `flwr run` starts into a new folder."""
     try:
-        folder.mkdir(parents=True)
-        for path in sorted(PROJECT.iterdir()):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+        shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
     except OSError as error:
         raise UserError(f"{folder}: cannot be made: {error.strerror or error}") from None

@@ -7,16 +7,13 @@ kept. Replies are weighted by what the server knows, never by what a client clai
 from __future__ import annotations
 
 import math
-import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import Array
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedman.algorithms import State
@@ -24,7 +21,7 @@ from fedman.errors import TooFew
 from fedman.flower.exchange import exchange
 from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order
 from fedman.flower.roster import Roster, collect_replies
-from fedman.flower.screen import Expected, Refused, digest, distance, outliers, screen
+from fedman.flower.screen import Expected, Refused, Reply, digest, outliers, screen
 from fedman.flower.server_options import ServerOptions
 from fedman.training.aggregate import Trained, Transfers
 from fedman.training.federation import Assignment, Federation
@@ -65,24 +62,6 @@ class AcceptedUploads:
         self.accepted = {int(k): (int(t), str(hash)) for k, (t, hash) in accepted.items()}
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A reply that passed."""
-
-    arrays: Mapping[str, np.ndarray]
-    figures: Mapping[str, float]
-
-
-@dataclass
-class Replies:
-    """What the clients of a round have sent so far."""
-
-    good: dict[int, Reply] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    attempts: int = 0
-    bytes_down: int = 0
-
-
 class FlowerBackend:
     """Plays the rounds of one run with the clients of a roster.
 
@@ -93,17 +72,15 @@ class FlowerBackend:
         self,
         federation: Federation,
         store: AcceptedUploads,
-        grid: Grid,
         roster: Roster,
         service: ServerOptions,
-        stopping: threading.Event,
         *,
         settings: str,
         task: str,
         layers: Sequence[str],
     ) -> None:
-        self.federation, self.store, self.grid, self.roster = federation, store, grid, roster
-        self.service, self.stopping, self.settings, self.task = service, stopping, settings, task
+        self.federation, self.store, self.roster, self.service = federation, store, roster, service
+        self.settings, self.task = settings, task
         self.exchange = exchange(federation.algorithm)
         self.figures = ("loss", *(LAYER + name for name in layers))
         how, sizes = federation.training, federation.samples.sizes(range(len(federation.ids)))
@@ -116,56 +93,61 @@ class FlowerBackend:
         """Ask the cohort, screen the replies, ask again where too few replied well."""
         (assignment,) = now
         round, server = assignment.round, assignment.state.server
-        replies, need = Replies(), max(1, math.ceil(self.service.quorum * len(round.cohort)))
-        while replies.attempts <= self.service.retries and len(replies.good) < need:
-            self._attempt(round, server, [k for k in round.cohort if k not in replies.good], replies)
-        if len(replies.good) < need:
-            why = "; ".join(f"client {k}: {reason}" for k, reason in list(replies.refused.items())[:3])
+        good: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        attempts = bytes_down = 0
+        need = max(1, math.ceil(self.service.quorum * len(round.cohort)))
+        while attempts <= self.service.retries and len(good) < need:
+            refused, sent = self._attempt(round, server, good)
+            attempts += 1
+            bytes_down += sent
+        if len(good) < need:
+            why = "; ".join(f"client {k}: {reason}" for k, reason in list(refused.items())[:3])
             raise TooFew(
-                f"round {round.number + 1}: {len(replies.good)} good replies from a cohort of {len(round.cohort)}, "
-                f"{need} are needed, after {replies.attempts} attempts; {why}"
+                f"round {round.number + 1}: {len(good)} good replies from a cohort of {len(round.cohort)}, "
+                f"{need} are needed, after {attempts} attempts; {why}"
             )
-        return [self._collect(round, server, replies)]
+        bytes_up = sum(v.nbytes for reply in good.values() for v in reply.arrays.values())
+        transfers = Transfers({str(k): reason for k, reason in refused.items()}, attempts, bytes_down, bytes_up)
+        return [self._collect(round, server, good, transfers)]
 
-    def _attempt(self, round: Round, server: State, clients: list[int], replies: Replies) -> None:
-        """Ask these clients once."""
-        self.roster.refresh(self.stopping)
+    def _attempt(self, round: Round, server: State, good: dict[int, Reply]) -> tuple[dict[int, str], int]:
+        """Ask once those without a good reply, and add to `good`; why the others are refused, and the bytes sent."""
+        self.roster.refresh()
+        clients = [k for k in round.cohort if k not in good]
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
         timeout, nodes = self.service.round_timeout, self.roster.nodes
-        messages = {}
-        for k in clients:
-            if k in nodes:
-                order = ConfigRecord(vars(self._order(round, k)))
-                records = RecordDict({ROUND: order, SERVER: ArrayRecord(vectors)})
-                messages[k] = Message(records, nodes[k], "train", ttl=timeout)
-        answers = collect_replies(self.grid, messages, timeout, self.stopping)
-        replies.attempts += 1
-        replies.bytes_down += len(messages) * sum(len(v.data) for v in vectors.values())
-        replies.refused = {k: "not connected" for k in clients if k not in messages}
-        replies.refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
         theta = server["w"].cpu().numpy()
+        asked = {k: self._expected(round, theta, k) for k in clients if k in nodes}
+        messages = {}
+        for k, expected in asked.items():
+            records = RecordDict({ROUND: ConfigRecord(vars(expected.order)), SERVER: ArrayRecord(vectors)})
+            messages[k] = Message(records, nodes[k], "train", ttl=timeout)
+        answers = collect_replies(self.roster.grid, messages, timeout, self.roster.stopping)
+        refused = {k: "not connected" for k in clients if k not in messages}
+        refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
         for k, answer in answers.items():
             try:
-                replies.good[k] = Reply(*screen(answer, self._expected(round, theta, k)))
+                good[k] = screen(answer, asked[k])
             except Refused as error:
-                replies.refused[k] = str(error)
-        far = {k: distance(reply.arrays["w"], theta) for k, reply in replies.good.items()}
-        for k, reason in outliers(far, self.service.norm_factor).items():
-            replies.refused[k] = reason
-            del replies.good[k]
+                refused[k] = str(error)
+        for k, reason in outliers({k: reply.moved for k, reply in good.items()}, self.service.norm_factor).items():
+            refused[k] = reason
+            del good[k]
+        return refused, len(messages) * sum(len(v.data) for v in vectors.values())
 
-    def _collect(self, round: Round, server: State, replies: Replies) -> Trained:
+    def _collect(self, round: Round, server: State, good: dict[int, Reply], transfers: Transfers) -> Trained:
         """The good replies in the clients' order: the uploads that came, and those that follow from them."""
         federation, algorithm = self.federation, self.federation.algorithm
-        clients = sorted(replies.good)
-        good = [replies.good[k] for k in clients]
-        sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in good]) for n in self.exchange.up}
+        clients = sorted(good)
+        used = [good[k] for k in clients]
+        sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in used]) for n in self.exchange.up}
         memory = {name: torch.zeros_like(sent["w"]) for name in algorithm.client}  # of no influence on what follows
         hp = federation.local(round, clients, [self.steps[k] for k in clients])
         _, follows = algorithm.finish(sent["w"], server, memory, hp)
-        last = [reply.arrays.get(LAST) for reply in good]
+        last = [reply.arrays.get(LAST) for reply in used]
         figures = {
-            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in good], dtype=torch.float64)
+            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)
             for name in self.figures
         }
         return Trained(
@@ -174,49 +156,23 @@ class FlowerBackend:
             memory={},
             previous=torch.stack([federation.initial if v is None else self._vector(v) for v in last]),
             figures=figures,
-            transfers=Transfers(
-                refused={str(k): reason for k, reason in replies.refused.items() if k not in replies.good},
-                attempts=replies.attempts,
-                bytes_down=replies.bytes_down,
-                bytes_up=sum(v.nbytes for reply in good for v in reply.arrays.values()),
-            ),
+            transfers=transfers,
         )
 
     def _vector(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.federation.device)
 
-    def _order(self, round: Round, k: int) -> Order:
-        return Order(
-            run=self.store.run,
-            round=round.number,
-            client=k,
-            relative_size=self.federation.relative_size[k].item(),
-            accepted=self._accepted(k)[0],
-            keep_last=self.service.keep_last,
-            settings=self.settings,
-            task=self.task,
-        )
-
-    def _accepted(self, k: int) -> tuple[int, str]:
-        return self.store.accepted.get(k, (-1, ""))
-
     def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
-        accepted, hash = self._accepted(k)
+        """Client k's order, and what its reply must be."""
+        accepted, hash = self.store.accepted.get(k, (-1, ""))
+        federation, keep_last, p = self.federation, self.service.keep_last, self.federation.relative_size[k].item()
+        how, norm = federation.training, float(np.linalg.norm(theta.astype(np.float64)))
+        reach = federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)
         return Expected(
-            run=self.store.run,
-            round=round.number,
-            client=k,
-            arrays=(*self.exchange.up, *([LAST] if self.service.keep_last and accepted >= 0 else [])),
-            size=len(theta),
-            dtype=str(theta.dtype),
+            order=Order(self.store.run, round.number, k, p, accepted, keep_last, self.settings, self.task),
+            arrays=(*self.exchange.up, *([LAST] if keep_last and accepted >= 0 else [])),
             figures=self.figures,
-            centre={"w": theta},
-            bound=self.service.norm_bound or self.reach(round, theta, k),
+            theta=theta,
+            bound=self.service.norm_bound or SLACK * reach,
             last=hash,
         )
-
-    def reach(self, round: Round, theta: np.ndarray, k: int) -> float:
-        """How far from θ client k can get in this round."""
-        how, p = self.federation.training, self.federation.relative_size[k].item()
-        norm = float(np.linalg.norm(theta.astype(np.float64)))
-        return SLACK * self.federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)

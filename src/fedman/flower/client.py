@@ -6,12 +6,17 @@ the process stays, and with it what `fedman.flower.worker` has prepared.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.app.message import Array
 from flwr.clientapp import ClientApp
+from pydantic import ValidationError
 
+from fedman.config import format_errors
 from fedman.errors import UserError
-from fedman.flower.messages import FIGURES, NODE, REFUSED, REPLY, ROUND, SERVER, UPLOAD, Order
+from fedman.flower import client_data
+from fedman.flower.messages import FIGURES, NODE, REFUSED, REPLY, ROUND, UPLOAD, Order
 from fedman.flower.node import Node
 
 app = ClientApp()
@@ -22,7 +27,8 @@ def introduce(message: Message, context: Context) -> Message:
     """Say which client this node is, and how many samples of its own it has."""
     try:
         node = Node.of(context)
-        answer = ConfigRecord({"client": node.client, "samples": node.samples()})
+        samples = client_data.count(Path(node.data).expanduser()) if node.data else 0
+        answer = ConfigRecord({"client": node.client, "samples": samples})
     except UserError as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
     return Message(RecordDict({NODE: answer}), reply_to=message)
@@ -34,23 +40,19 @@ def train(message: Message, context: Context) -> Message:
     from fedman.flower import worker
 
     try:
-        node, order = Node.of(context), _order(message)
+        node = Node.of(context)
+        order = Order(**message.content.config_records.get(ROUND, {}))  # type: ignore[arg-type]
         if order.client != node.client:
             raise UserError(f"partition-id: this node is client {node.client}, the order is for {order.client}")
-        server = {name: array.numpy() for name, array in message.content.array_records[SERVER].items()}
-        upload, figures = worker.work(order, node, server)
+        upload, figures = worker.work(order, node, message.content)
+    except ValidationError as error:
+        reason = f"round: the message is not an order of this program ({format_errors(error)[0]})"
+        return Message(Error(REFUSED, reason), reply_to=message)
     except UserError as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
     answer: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-        REPLY: ConfigRecord({"run": order.run, "round": order.round, "client": order.client}),
+        REPLY: ConfigRecord({**order.tag}),
         UPLOAD: ArrayRecord({name: Array(v) for name, v in upload.items()}),
         FIGURES: MetricRecord(dict(figures)),
     }
     return Message(RecordDict(answer), reply_to=message)
-
-
-def _order(message: Message) -> Order:
-    try:
-        return Order.read(message.content.config_records[ROUND])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"round: the message is not an order of this program ({error})") from None

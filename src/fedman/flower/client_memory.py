@@ -8,7 +8,6 @@ names: the right one also after a lost reply, a repeated round, or a server that
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedman.errors import UserError
-from fedman.runs.atomic import write_whole
+from fedman.runs.atomic import write_whole, writing
 
 KEEP = 4  # files; the server goes back two checkpoints at most
-
-
-def default_root() -> Path:
-    """$FEDMAN_MEMORY, or a folder in the user's home."""
-    return Path(os.environ.get("FEDMAN_MEMORY") or Path.home() / ".local" / "state" / "fedman" / "memory")
 
 
 class ClientMemory:
@@ -35,7 +29,7 @@ class ClientMemory:
     def __init__(self, root: Path, run: str, client: int) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", run):
             raise UserError(f"run: {run[:40]!r} is not the name of a run, 32 hexadecimal digits")
-        self.run, self.client, self.root = run, client, root
+        self.root, self.tag = root, {"run": run, "client": str(client)}
         self.folder = root / run / f"client-{client:06d}"
 
     def load(self, round: int, names: tuple[str, ...], like: Tensor) -> dict[str, Tensor]:
@@ -49,11 +43,11 @@ class ClientMemory:
             with safe_open(path, framework="pt") as file:
                 tag, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            raise UserError(f"memory: {name} is not there{self._others()}") from None
+            there = ", ".join(path.name for path in self._files())
+            raise UserError(f"memory: {name} is not there{f' (but {there})' if there else ''}") from None
         except (OSError, SafetensorError) as error:
             raise UserError(f"memory: {name} cannot be read ({error})") from None
-        wanted = {**self._tag(round), "sha256": _digest(found)}
-        wrong = [field for field, value in wanted.items() if tag.get(field) != value]
+        wrong = [field for field, value in self._tag(round, found).items() if tag.get(field) != value]
         if wrong:
             raise UserError(f"memory: {name} is not of this client, run and round; {', '.join(wrong)} differs")
         if set(found) != set(names) or any(v.shape != like.shape or v.dtype != like.dtype for v in found.values()):
@@ -66,28 +60,21 @@ class ClientMemory:
     def save(self, round: int, vectors: Mapping[str, Tensor]) -> None:
         """Save the vectors of `round`, and delete all files but the newest `KEEP`."""
         vectors = {name: v.detach().cpu().contiguous() for name, v in vectors.items()}
-        tag = {**self._tag(round), "sha256": _digest(vectors)}
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(round), lambda staged: save_file(vectors, staged, metadata=tag))
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot write here: {error.strerror or error}") from None
-        for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEEP]:
+        write_whole(self._path(round), lambda staged: save_file(vectors, staged, metadata=self._tag(round, vectors)))
+        for old in self._files()[:-KEEP]:
             old.unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.safetensors"
 
-    def _tag(self, round: int) -> dict[str, str]:
-        return {"run": self.run, "client": str(self.client), "round": str(round)}
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.safetensors"))
 
-    def _others(self) -> str:
-        there = ", ".join(path.name for path in sorted(self.folder.glob("round-*.safetensors")))
-        return f" (but {there})" if there else ""
-
-
-def _digest(vectors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(vectors):
-        digest.update(name.encode() + b"\0" + vectors[name].contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    def _tag(self, round: int, vectors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Whose vectors a file holds, and their hash."""
+        digest = hashlib.sha256()
+        for name in sorted(vectors):
+            digest.update(name.encode() + b"\0" + vectors[name].view(torch.uint8).numpy().tobytes())
+        return {**self.tag, "round": str(round), "sha256": digest.hexdigest()}

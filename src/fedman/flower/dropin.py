@@ -50,10 +50,9 @@ def man_mod(message: Message, context: Context, call_next: ClientAppCallable) ->
         _round.reset(token)
     if reply.has_content():
         if now.terms:
-            metrics = list(reply.content.metric_records.values())
-            if not metrics:
-                metrics = [reply.content.metric_records.setdefault("metrics", MetricRecord())]
-            metrics[0][MAN] = torch.stack(now.terms).double().mean().item()
+            records = reply.content.metric_records
+            metrics = records.setdefault(next(iter(records), "metrics"), MetricRecord())
+            metrics[MAN] = torch.stack(now.terms).double().mean().item()
         if TAGGED in message.content.config_records:
             reply.content[TAGGED] = ConfigRecord({TAG: message.content.config_records[TAGGED][TAG]})
     return reply

@@ -1,17 +1,16 @@
 """Which vectors an algorithm has to send, found by playing it once on a model of one number.
 
-A client reads part of the server's state (FedDC: θ and g, not h); only that part is sent. Of what a client uploads, the
-server can compute all that follows from the client's model, the server's state and the hyper-parameters (FedDyn's drift
-x_k − θ, say); only the rest is sent. A client can then not report a drift that does not fit its model.
+A client reads part of the server's state; only that part is sent. Of what a client uploads, the server can compute all
+that follows from the client's model, the server's state and the hyper-parameters; only the rest is sent. A client can
+then not report a change of its memory that does not fit its model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedman.algorithms import Algorithm, Local
 
@@ -23,34 +22,10 @@ class Exchange:
     down: tuple[str, ...]  # to a client
     up: tuple[str, ...]  # from it
 
-    def numbers(self, size: int, keep_last: bool) -> tuple[int, int]:
-        """How many numbers go down and up for one client, for a model of `size` parameters.
-
-        With `keep_last` the upload of the client's round before comes up again, but in its first round.
-        """
-        return len(self.down) * size, (len(self.up) + keep_last) * size
-
-
-class _Noted(Mapping[str, Tensor]):
-    """Vectors that note which of them are read."""
-
-    def __init__(self, vectors: Mapping[str, Tensor]) -> None:
-        self.vectors, self.read = dict(vectors), {"w"}
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.read.add(name)
-        return self.vectors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.vectors)
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
 
 def exchange(algorithm: Algorithm) -> Exchange:
     """What `algorithm` sends and receives in a round."""
-    server = _Noted({name: torch.full((1,), 0.3) for name in algorithm.server})
+    server = defaultdict(lambda: torch.full((1,), 0.3), w=torch.full((1,), 0.3))  # holds what has been read
     uploads = []
     for kept in (0.0, 0.7):  # with two memories: what changes with the memory must come from the client
         memory = {name: torch.full((1, 1), kept) for name in algorithm.client}
@@ -58,7 +33,7 @@ def exchange(algorithm: Algorithm) -> Exchange:
         memory |= algorithm.begin(server, memory, _HP)
         algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, {**memory, **scratch}, _HP)
         uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, _HP)[1])
-    down = tuple(name for name in algorithm.server if name in server.read)
+    down = tuple(name for name in algorithm.server if name in server)
     up = tuple(name for name in uploads[0] if name == "w" or not torch.equal(uploads[0][name], uploads[1][name]))
     return Exchange(down, up)
 

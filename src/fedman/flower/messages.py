@@ -21,10 +21,8 @@ whose reason is one line. Arrays are plain ndarrays in numpy's own format, never
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 ROUND, SERVER = "round", "server"
 REPLY, UPLOAD, FIGURES = "reply", "upload", "figures"
@@ -32,8 +30,8 @@ NODE = "node"
 LAST = "last"
 LAYER = "man."
 
-REFUSED = 100
-"""The code of a Flower error that carries a client's own reason."""
+REFUSED, UNREADABLE = 100, 101
+"""Codes of Flower errors: of a client's own reason, and of a reply that the server cannot unpack."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Task:
     std: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class Order:
     """One client's work in one round."""
 
@@ -58,27 +56,9 @@ class Order:
     accepted: int  # the last round whose reply the server used; -1: none
     keep_last: bool  # whether the server wants the upload of that round again
     settings: str  # the run's configuration, JSON
-    task: str  # a `Task`, JSON
+    task: str  # the fields of a `Task`, JSON
 
-    @staticmethod
-    def read(record: Mapping[str, Any]) -> Order:
-        """The order in a record. KeyError or TypeError where it is not one."""
-        kinds = {"str": str, "int": int, "float": float, "bool": bool}
-        order = Order(**{f.name: record[f.name] for f in fields(Order)})
-        for f in fields(Order):
-            if type(record[f.name]) is not kinds[str(f.type)]:
-                raise TypeError(f.name)
-        return order
-
-
-def encode(value: Mapping[str, Any] | Task) -> str:
-    """JSON for a field of an `Order`."""
-    return json.dumps(asdict(value) if isinstance(value, Task) else dict(value), sort_keys=True)
-
-
-def decode_task(text: str) -> Task:
-    """The task in an `Order`."""
-    task: dict[str, Any] = json.loads(text)
-    for name in ("shape", "mean", "std"):
-        task[name] = tuple(task[name])
-    return Task(**task)
+    @property
+    def tag(self) -> dict[str, str | int]:
+        """What the reply repeats."""
+        return {"run": self.run, "round": self.round, "client": self.client}

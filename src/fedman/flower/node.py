@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from flwr.app import Context
 
@@ -29,9 +28,3 @@ class Node:
             raise UserError(f"partition-id: {client!r} is not a client's number; start the node with 0, 1, 2, …")
         texts = {name: str(given[name]) for name in ("data", "data_dir", "memory_dir", "device") if name in given}
         return Node(client, **texts)
-
-    def samples(self) -> int:
-        """The size of the client's own data; 0 for a client that uses its part of the run's data set."""
-        from fedman.flower import client_data
-
-        return client_data.count(Path(self.data).expanduser()) if self.data else 0

@@ -15,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.lib import format as npy
 
-from fedman.flower.messages import FIGURES, LAST, REPLY, UPLOAD
+from fedman.data.npz import HEADERS
+from fedman.errors import UserError
+from fedman.flower.messages import FIGURES, LAST, REPLY, UNREADABLE, UPLOAD, Order
 
 if TYPE_CHECKING:
     from flwr.app import Array, Message, RecordDict
@@ -35,58 +36,62 @@ one class per client, four algorithms), below 8 for log-normal sizes with σ = 1
 """
 
 LARGEST = float(np.finfo(np.float32).max)  # of a figure
-MAJORITY = 3  # with fewer distances, a single hostile client could choose their median
 
-Client = TypeVar("Client", bound=Hashable)
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """By name of array: its shape and dtype, ((10, 5), "float32")."""
 
 
-class Refused(Exception):
-    """A reply that must not be used; one line that says why."""
+class Refused(UserError):
+    """A message that must not be used; one line that says why."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reply of one client in one round must be."""
+    """An order, and what the reply to it must be."""
 
-    run: str
-    round: int
-    client: int
+    order: Order
     arrays: tuple[str, ...]  # the names in the upload; `last` is the client's earlier upload, known by its hash
-    size: int  # P: all arrays are `[P]`
-    dtype: str
     figures: tuple[str, ...]
-    centre: Mapping[str, np.ndarray] = field(default_factory=dict)  # where distances are measured from; else zero
-    bound: float = math.inf  # on the distance of every array from its centre
-    last: str = ""  # `digest` of the upload that `last` has to be
+    theta: np.ndarray  # [P], the model that was sent: arrays have its shape and dtype
+    bound: float  # on the distance of the client's model from θ, and on the norm of every other array
+    last: str  # `digest` of the upload that `last` has to be
 
 
-def screen(answer: Message | Exception, expected: Expected) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The arrays and figures of a good reply; `Refused` for any other, and for one that could not be unpacked."""
-    content = contents(answer, (REPLY, UPLOAD, FIGURES))
-    tag = {"run": expected.run, "round": expected.round, "client": expected.client}
+@dataclass(frozen=True)
+class Reply:
+    """A reply that passed."""
+
+    arrays: Mapping[str, np.ndarray]
+    figures: Mapping[str, float]
+    moved: float  # distance of the client's model from θ
+
+
+def screen(answer: Message, expected: Expected) -> Reply:
+    """What a good reply holds; `Refused` for any other."""
+    content, tag, theta = contents(answer), expected.order.tag, expected.theta
+    _exactly("reply", content, (REPLY, UPLOAD, FIGURES))
     said = dict(content.config_records.get(REPLY, {}))
     if said != tag or any(type(said[name]) is not type(tag[name]) for name in tag):
         wrong = ", ".join(f"{k} {said.get(k)!r:.40} for {v!r}" for k, v in tag.items() if said.get(k) != v)
         raise Refused(f"{REPLY}: is not a reply to this round's order ({wrong or _names(said)})")
-    arrays = read_arrays(content, UPLOAD, dict.fromkeys(expected.arrays, ((expected.size,), expected.dtype)))
-    figures = read_figures(content, FIGURES, expected.figures)
-    for name, array in arrays.items():
-        if name == LAST:
-            if digest(array) != expected.last:
-                raise Refused(f"{name}: is not what this client sent before")
-        elif (far := distance(array, expected.centre.get(name))) > expected.bound:
+    arrays = read_arrays(content, UPLOAD, dict.fromkeys(expected.arrays, (theta.shape, str(theta.dtype))))
+    figures = _read_figures(content, expected.figures)
+    if LAST in arrays and digest(arrays[LAST]) != expected.last:
+        raise Refused(f"{LAST}: is not what this client sent before")
+    moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items() if name != LAST}
+    for name, far in moved.items():
+        if far > expected.bound:
             raise Refused(f"{name}: lies {far:.3g} from where it started; {expected.bound:.3g} is the most it can be")
-    return arrays, figures
+    return Reply(arrays, figures, moved["w"])
 
 
-def outliers(distances: Mapping[Client, float], factor: float = FACTOR) -> dict[Client, str]:
+def outliers(distances: Mapping[int, float], factor: float = FACTOR) -> dict[int, str]:
     """The clients further away than `factor` times the median of a round, with the reason.
 
-    Fewer than three replies have no outliers. The median of an even number of distances is the lower middle one.
+    Fewer than three replies have no outliers: a single hostile client could choose their median. The median of an even
+    number of distances is the lower middle one.
     """
-    if len(distances) < MAJORITY or not factor < math.inf:
+    if len(distances) < 3 or not factor < math.inf:
         return {}
     median = sorted(distances.values())[(len(distances) - 1) // 2]
     return {
@@ -96,10 +101,9 @@ def outliers(distances: Mapping[Client, float], factor: float = FACTOR) -> dict[
     }
 
 
-def distance(array: np.ndarray, centre: np.ndarray | None = None) -> float:
-    """‖array − centre‖₂ in float64; without a centre ‖array‖₂."""
-    moved = array.astype(np.float64) if centre is None else np.subtract(array, centre, dtype=np.float64)
-    return float(np.linalg.norm(moved.ravel()))
+def distance(array: np.ndarray, centre: np.ndarray | float) -> float:
+    """‖array − centre‖₂ in float64."""
+    return float(np.linalg.norm(np.subtract(array, centre, dtype=np.float64).ravel()))
 
 
 def digest(array: np.ndarray) -> str:
@@ -107,15 +111,13 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def contents(answer: Message | Exception, names: tuple[str, ...]) -> RecordDict:
-    """The records of a reply, exactly those named."""
-    if isinstance(answer, Exception):
-        raise Refused(f"its reply cannot be read ({type(answer).__name__})")
+def contents(answer: Message) -> RecordDict:
+    """The records of a reply that is no error."""
     if answer.has_error():
-        raise Refused(f"the client says: {' '.join(str(answer.error.reason).split()):.200}")
+        reason = " ".join(str(answer.error.reason).split())
+        raise Refused(f"{'' if answer.error.code == UNREADABLE else 'the client says: '}{reason:.200}")
     if not answer.has_content():
         raise Refused("reply: has nothing")
-    _exactly("reply", answer.content, names)
     return answer.content
 
 
@@ -132,13 +134,17 @@ def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, n
     return found
 
 
-def read_figures(content: RecordDict, record: str, names: tuple[str, ...]) -> dict[str, float]:
-    """The figures of a record: exactly the names given, with numbers small enough for their sum to be finite."""
-    if record not in content.metric_records:
-        raise Refused(f"{record}: is not a record of figures")
-    figures = content.metric_records[record]
-    _exactly(record, figures, names)
-    return {name: _figure(name, figures[name]) for name in names}
+def _read_figures(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
+    """The figures of a reply: exactly the names given, with numbers small enough for their sum to be finite."""
+    if FIGURES not in content.metric_records:
+        raise Refused(f"{FIGURES}: is not a record of figures")
+    _exactly(FIGURES, content.metric_records[FIGURES], names)
+    figures: dict[str, float] = {}
+    for name, figure in content.metric_records[FIGURES].items():
+        if not isinstance(figure, float) or not abs(figure) <= LARGEST:
+            raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST:.3g}")
+        figures[name] = figure
+    return figures
 
 
 def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -148,9 +154,7 @@ def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.nd
         raise Refused(f"{name}: is {said[2]!s:.20} {said[1]!s:.60} ({said[0]!s:.20}); wanted is {dtype} {shape}")
     stream, wanted = io.BytesIO(array.data), np.dtype(dtype)
     try:
-        major, _ = npy.read_magic(stream)
-        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        header = read_header(stream)
+        header = HEADERS[np.lib.format.read_magic(stream)](stream)
     except Exception as error:  # numpy may raise anything for arbitrary bytes
         raise Refused(f"{name}: its bytes are not an array ({type(error).__name__})") from None
     if (header[0], header[2]) != (shape, wanted):
@@ -159,12 +163,6 @@ def decode(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> np.nd
     if len(body) != math.prod(shape) * wanted.itemsize:
         raise Refused(f"{name}: has {len(body)} bytes of numbers, {math.prod(shape) * wanted.itemsize} are wanted")
     return np.frombuffer(body, wanted).reshape(shape, order="F" if header[1] else "C").copy()
-
-
-def _figure(name: str, figure: object) -> float:
-    if not isinstance(figure, float) or not abs(figure) <= LARGEST:
-        raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST:.3g}")
-    return figure
 
 
 def _exactly(what: str, found: Mapping[str, object], wanted: Mapping[str, object] | tuple[str, ...]) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from fedman.config import CUSTOM, Config
-from fedman.data import Dataset, is_npz, load
+from fedman.data import is_npz, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
-from fedman.flower.messages import Task, encode
+from fedman.flower.messages import Task
 from fedman.flower.roster import Roster
 from fedman.flower.server_options import ServerOptions, save_options
 from fedman.runs.build import Built, build
@@ -35,7 +37,6 @@ def serve(
     config: Config,
     service: ServerOptions,
     *,
-    data: Dataset | None = None,
     out: str | Path,
     resume: bool = False,
     device: str = "auto",
@@ -50,7 +51,7 @@ def serve(
     if resume and (done := finished_result(config, out)):
         return done
     config = config.model_copy(update={"checkpoint_seconds": 0.0})
-    data = data or load(config.dataset, config.data_dir)
+    data = load(*config.source)
     parts = None
     if service.sizes is not None:
         if len(service.sizes) != config.clients:
@@ -61,17 +62,17 @@ def serve(
         built = build([config], data, pick_device(device), stopping=stop, parts=parts)
         stack.enter_context(matmul_precision(built.precision))
         (federation,) = built.federations
-        roster = Roster(grid, federation.samples.sizes(range(config.clients)), service.sizes is not None)
+        roster = Roster(grid, federation.samples.sizes(range(config.clients)), service.sizes is not None, stop)
         store = AcceptedUploads()
+        task = json.dumps(asdict(Task(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)))
         backend = FlowerBackend(
-            federation, store, grid, roster, service, stop,
-            settings=_settings(config, service), task=_task(data), layers=_layers(built),
-        )  # fmt: skip
+            federation, store, roster, service, settings=_settings(config, service), task=task, layers=_layers(built)
+        )
         folder = stack.enter_context(RunFolder(out))
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
         try:
-            roster.wait(service.wait, stop)
+            roster.wait(service.wait)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
         save_options(folder.path, service, resume)
@@ -87,11 +88,7 @@ def _settings(config: Config, service: ServerOptions) -> str:
     flat = decisive(config.flat())
     if service.sizes is not None or is_npz(config.dataset):
         flat["dataset"] = CUSTOM
-    return encode(flat)
-
-
-def _task(data: Dataset) -> str:
-    return encode(Task(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std))
+    return json.dumps(flat, sort_keys=True)
 
 
 def _layers(built: Built) -> list[str]:

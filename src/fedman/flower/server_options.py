@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedman.config import read_toml, shown
+from fedman.config import format_errors, read_toml
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
 from fedman.runs.atomic import write_toml
@@ -67,7 +67,5 @@ def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], ServerOpti
     try:
         options = ServerOptions.model_validate(given)
     except ValidationError as error:
-        e = error.errors()[0]
-        key = str(e["loc"][0])
-        raise UserError(f"{key}: {e['msg'].removeprefix('Input ')}, not {shown(given[key])}") from None
+        raise UserError(format_errors(error)[0]) from None
     return {key: value for key, value in values.items() if key not in given}, options

@@ -19,16 +19,15 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedman.errors import UserError
-from fedman.flower.messages import REFUSED
 from fedman.flower.roster import collect_replies
-from fedman.flower.screen import FACTOR, LARGEST, Refused, distance, outliers, read_arrays
+from fedman.flower.screen import FACTOR, LARGEST, Refused, contents, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"
 """The record and the field that hold a round's tag, in the message and in its reply (`fedman.flower.man_mod`)."""
@@ -66,6 +65,7 @@ class Screened(Strategy):
         self.refused: dict[int, dict[int, str]] = {}
         self._sent: list[Message] = []
         self._model: ArrayRecord = ArrayRecord()
+        self._tag = ""
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """As `Strategy.start`, but a reply that cannot be unpacked is refused and does not end the run."""
@@ -99,37 +99,31 @@ class Screened(Strategy):
         self.strategy.summary()
 
     def _tagged(self, server_round: int, messages: Iterable[Message]) -> list[Message]:
-        self._sent = list(messages)
+        self._sent, self._tag = list(messages), f"{self.run}:{server_round}"
         for message in self._sent:
-            message.content[TAGGED] = ConfigRecord({TAG: self._tag(server_round)})
+            message.content[TAGGED] = ConfigRecord({TAG: self._tag})
         return self._sent
-
-    def _tag(self, server_round: int) -> str:
-        return f"{self.run}:{server_round}"
 
     def _good(self, server_round: int, replies: Iterable[Message], with_arrays: bool) -> list[Message]:
         """The replies that pass, sorted by node id, each with the weight of its node."""
         nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
         received = {nodes.get(reply.metadata.reply_to_message_id): reply for reply in replies}
-        good: dict[int, RecordDict] = {}
-        far: dict[int, float] = {}
+        moved: dict[int, float] = {}
         refused: dict[int, str] = {}
         for node in sorted(nodes.values()):
             try:
                 if node not in received:
                     raise Refused("no reply in time")
-                good[node] = self._content(received[node], node, self._tag(server_round))
-                if with_arrays:
-                    far[node] = self._distance(good[node])
+                content = self._content(received[node], node)
+                moved[node] = self._distance(content) if with_arrays else 0.0
             except Refused as error:
-                good.pop(node, None)
                 refused[node] = str(error)
-        refused |= outliers(far, self.norm_factor)
-        refused |= _odd_names({node: content for node, content in good.items() if node not in refused})
+        refused |= outliers(moved, self.norm_factor)
+        refused |= _odd_names({node: received[node] for node in moved if node not in refused})
         for node, reason in refused.items():
             log(WARNING, "round %s: node %s refused: %s", server_round, node, reason)
         self.refused.setdefault(server_round, {}).update(refused)
-        kept = [node for node in good if node not in refused]
+        kept = [node for node in moved if node not in refused]
         if nodes and len(kept) < self.min_replies:
             why = "; ".join(f"node {node}: {reason}" for node, reason in list(refused.items())[:3])
             raise AggregationError(
@@ -137,13 +131,11 @@ class Screened(Strategy):
             )
         return [received[node] for node in kept]
 
-    def _content(self, reply: Message, node: int, tag: str) -> RecordDict:
+    def _content(self, reply: Message, node: int) -> RecordDict:
         """A reply's records, with finite metrics and the weight replaced by the one the server knows."""
-        if reply.has_error():
-            raise Refused(f"the client says: {' '.join(str(reply.error.reason).split()):.200}")
-        content = reply.content
+        content = contents(reply)
         said = content.config_records.pop(TAGGED, ConfigRecord()).get(TAG)
-        if self.tagged and said != tag:
+        if self.tagged and said != self._tag:
             raise Refused(f"{TAG}: {said!r:.60} is not this round's; the ClientApp needs man_mod, or use tagged=False")
         metrics = list(content.metric_records.values())
         if len(metrics) != 1:
@@ -167,7 +159,7 @@ class Screened(Strategy):
 
 
 class _TolerantGrid:
-    """A grid that turns a reply which cannot be unpacked into an error reply of its sender."""
+    """A grid for which a reply that cannot be unpacked is an error of its sender: see `collect_replies`."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -179,22 +171,15 @@ class _TolerantGrid:
         """Send the messages and wait until all replies have arrived or the time is over."""
         sent = dict(enumerate(messages))
         replies = collect_replies(self.grid, sent, math.inf if timeout is None else timeout, threading.Event())
-        return [
-            Message(Error(REFUSED, f"a reply that cannot be read ({type(reply).__name__})"), reply_to=sent[i])
-            if isinstance(reply, Exception)
-            else reply
-            for i, reply in replies.items()
-        ]
+        return list(replies.values())
 
 
-def _odd_names(contents: Mapping[int, RecordDict]) -> dict[int, str]:
+def _odd_names(replies: Mapping[int, Message]) -> dict[int, str]:
     """The replies whose metrics have other names than most replies'; in a tie the first node's names win."""
-    names = {node: tuple(sorted(next(iter(c.metric_records.values())))) for node, c in contents.items()}
-    if not names:
-        return {}
-    usual = Counter(names.values()).most_common(1)[0][0]
+    names = {node: tuple(sorted(*reply.content.metric_records.values())) for node, reply in replies.items()}
     return {
         node: f"metrics: has {', '.join(found)!r:.120}; most replies have {', '.join(usual)!r:.120}"
+        for usual, _ in Counter(names.values()).most_common(1)
         for node, found in names.items()
         if found != usual
     }

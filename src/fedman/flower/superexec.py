@@ -2,8 +2,8 @@
 
 Flower's own SuperExec starts a new Python for every message, which costs several seconds of imports; Flower 1.41 keeps
 processes warm only for agents on Kubernetes. A SuperNode or SuperLink started with `--isolation process` leaves the
-work to another SuperExec, such as this one. It polls for tasks as Flower's does, with Flower's own parts, and runs each
-task in a fork of a server process that has imported torch and fedman. Every message still has its own process.
+work to another SuperExec, such as this one. It polls for tasks as Flower's does, with Flower's own parts, and runs apps
+in forks of a process that has imported torch and fedman. Every message still has its own process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flwr.supercore.logger import mirror_output_to_queue
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
+from flwr.supercore.superexec.executor import SubprocessExecutor
 from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supercore.telemetry import EventType
 from flwr.supercore.tls import validate_and_resolve_root_certificates
@@ -37,9 +37,6 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from fedman.errors import UserError
 
-PRELOADED = ("fedman.flower.app", "fedman.flower.client", "fedman.flower.worker")
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
 
 def main(arguments: list[str]) -> None:
     """Poll for tasks and start them, until a signal ends the process. The options are those of `flower-superexec`."""
@@ -47,22 +44,20 @@ def main(arguments: list[str]) -> None:
     parser.prog = "fedman flower superexec"
     given = parser.parse_args(arguments)
     address, root, insecure = given.runtime_api_address, given.root_certificates, given.insecure
+    install, health = given.runtime_dependency_install, given.health_server_address
     interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
     try:
         secret = load_superexec_auth_secret(given.superexec_auth_secret_file)
     except ValueError as error:
         raise UserError(f"superexec-auth-secret-file: {error}") from None
     if secret:
-        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE})))
+        protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=protected))
     if given.parent_pid is not None:
         start_parent_process_monitor(given.parent_pid)
-    health = given.health_server_address
+    certificates = validate_and_resolve_root_certificates(root, insecure)
     client = RuntimeHttpClient.from_server_address(
-        address,
-        insecure,
-        validate_and_resolve_root_certificates(root, insecure),
-        interceptors,
-        retry_invoker=make_simple_http_retry_invoker(),
+        address, insecure, certificates, interceptors, retry_invoker=make_simple_http_retry_invoker()
     )
     register_signal_handlers(
         EventType.RUN_SUPEREXEC_LEAVE,
@@ -70,43 +65,26 @@ def main(arguments: list[str]) -> None:
         grpc_servers=[run_health_server_grpc_no_tls(health)] if health else [],
         exit_handlers=[client.close],
     )
-    executor = ForkExecutor()
-    plugin = AutoExecPlugin(address, insecure, root, given.runtime_dependency_install, executor=executor)
+    warm = multiprocessing.get_context("forkserver")
+    imported = [name for name in sys.modules if name.startswith("fedman.")]  # a fork imports the command again
+    warm.set_forkserver_preload(["fedman.flower.app", "fedman.flower.client", "fedman.flower.worker", *imported])
+    options = {
+        "runtime_api_address": address,
+        "insecure": insecure,
+        "certificates": certificates,
+        "parent_pid": os.getpid(),
+        "runtime_dependency_install": install,
+    }
+    others = AutoExecPlugin(address, insecure, root, install, executor=SubprocessExecutor())
     interval = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"))
     while True:
-        executor.reconcile()
-        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
-        if found.HasField("task") and found.token:
-            plugin.launch_task(found.token, found.task)
+        multiprocessing.active_children()  # reaps finished processes
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=others.supported_task_types))
+        if found.token and found.task.type in APPS:
+            warm.Process(target=APPS[found.task.type], kwargs={**options, "token": found.token}).start()
+        elif found.token:
+            others.launch_task(found.token, found.task)
         time.sleep(interval)
-
-
-class ForkExecutor(SubprocessExecutor):
-    """Runs ClientApps and ServerApps in forks of a process that has imported what they need."""
-
-    def __init__(self) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        imported = [name for name in sys.modules if name.startswith("fedman.")]  # a fork imports the command again
-        self.context.set_forkserver_preload([*PRELOADED, *imported])
-
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process of one task."""
-        if spec.task_type not in APPS:
-            return super().launch(spec)
-        options = {
-            "runtime_api_address": spec.runtime_api_address,
-            "token": spec.token,
-            "insecure": spec.insecure,
-            "certificates": validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
-            "parent_pid": spec.parent_pid,
-            "runtime_dependency_install": spec.runtime_dependency_install,
-        }
-        self.context.Process(target=APPS[spec.task_type], kwargs=options).start()
-        return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
-        """Reap finished processes."""
-        multiprocessing.active_children()
 
 
 def _run_serverapp(**options: Any) -> None:
@@ -116,4 +94,4 @@ def _run_serverapp(**options: Any) -> None:
     run_serverapp(log_queue=lines, **options)
 
 
-APPS: dict[TaskType, Callable[..., None]] = {TaskType.CLIENT_APP: run_clientapp, TaskType.SERVER_APP: _run_serverapp}
+APPS: dict[str, Callable[..., None]] = {TaskType.CLIENT_APP: run_clientapp, TaskType.SERVER_APP: _run_serverapp}

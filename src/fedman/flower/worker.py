@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from flwr.app import RecordDict
 
 from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, is_npz, load
@@ -19,10 +18,11 @@ from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data
-from fedman.flower.client_memory import ClientMemory, default_root
+from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, LAYER, Order, Task, decode_task
+from fedman.flower.messages import LAST, LAYER, SERVER, Order, Task
 from fedman.flower.node import Node
+from fedman.flower.screen import read_arrays
 from fedman.runs.build import Built, build
 from fedman.training.federation import Federation
 from fedman.training.local_steps import run_local_steps
@@ -32,30 +32,30 @@ SHARED = "FEDMAN_SHARED_DATA"
 """Environment: an npz:PATH of which the clients on this machine take their parts; a simulation sets it."""
 
 
-def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """One client's round: what goes up, and the figures. The memory is on the disk before the reply leaves."""
-    worker = _worker(order.settings, order.task, node.data, node.data_dir, node.device)
-    federation = worker.federation_of(order)
-    algorithm = federation.algorithm
-    vectors = _vectors(federation, server)
+    built = _build(order.settings, order.task, node.data, node.data_dir, node.device)
+    federation = _federation(built, order, own=bool(node.data))
+    algorithm, w = federation.algorithm, federation.initial
+    travels = exchange(algorithm)
+    shape = tuple(w.shape), str(w.dtype).removeprefix("torch.")
+    arrays = read_arrays(content, SERVER, dict.fromkeys(travels.down, shape))
+    vectors = {name: torch.from_numpy(v).to(w.device) for name, v in arrays.items()}
 
-    root = Path(node.memory_dir).expanduser() if node.memory_dir else default_root()
-    memory = ClientMemory(root, order.run, order.client)
+    root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
+    memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
     names = (*algorithm.client, *([LAST] if order.keep_last else []))
-    kept = memory.load(order.accepted, names, vectors["w"].cpu()) if names and order.accepted >= 0 else {}
-    remembered = {
-        name: (kept[name].to(federation.device) if kept else torch.zeros_like(vectors["w"]))[None]
-        for name in algorithm.client
-    }
+    kept = memory.load(order.accepted, names, w.cpu()) if names and order.accepted >= 0 else {}
+    remembered = {name: kept.get(name, torch.zeros_like(w)).to(w.device)[None] for name in algorithm.client}
 
-    with one_thread_each(federation.device), matmul_precision(worker.built.precision):
+    with one_thread_each(federation.device), matmul_precision(built.precision):
         round = Round(order.round, [order.client], federation.training.rate(order.round))
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
-        w, figures = run_local_steps(local, worker.built.executor)
+        w, figures = run_local_steps(local, built.executor)
     leaves, upload = algorithm.finish(w, vectors, local.memory, local.hp)
     if names:
         memory.save(order.round, {name: ({**leaves, LAST: w})[name][0] for name in names})
-    sent = {name: upload[name][0] for name in exchange(algorithm).up}
+    sent = {name: upload[name][0] for name in travels.up}
     if LAST in kept:
         sent[LAST] = kept[LAST]
     return (
@@ -64,35 +64,29 @@ def work(order: Order, node: Node, server: Mapping[str, np.ndarray]) -> tuple[di
     )
 
 
-@dataclass(frozen=True)
-class Worker:
-    """What a process keeps between rounds: the samples of the clients here, and what trains one of them."""
-
-    built: Built
-    own: bool  # whether there is one client here, with samples of its own
-
-    def federation_of(self, order: Order) -> Federation:
-        """The federation of client k alone: its samples, its draws, its size."""
-        (federation,) = self.built.federations
-        parts = federation.samples.parts
-        if not self.own and order.client >= len(parts):
-            raise UserError(f"partition-id: {order.client} is not one of the run's clients, 0 to {len(parts) - 1}")
-        part = parts[0 if self.own else order.client]
-        return replace(
-            federation,
-            samples=replace(federation.samples, parts=[part]),
-            relative_size=torch.tensor([order.relative_size], dtype=torch.float64),
-            ids=[order.client],
-            longest=len(part) if federation.longest else None,
-        )
+def _federation(built: Built, order: Order, own: bool) -> Federation:
+    """The federation of client k alone: its samples, its draws, its size."""
+    (federation,) = built.federations
+    parts = federation.samples.parts
+    if not own and order.client >= len(parts):
+        raise UserError(f"partition-id: {order.client} is not one of the run's clients, 0 to {len(parts) - 1}")
+    part = parts[0 if own else order.client]
+    return replace(
+        federation,
+        samples=replace(federation.samples, parts=[part]),
+        relative_size=torch.tensor([order.relative_size], dtype=torch.float64),
+        ids=[order.client],
+        longest=len(part) if federation.longest else None,
+    )
 
 
 @lru_cache(maxsize=1)
-def _worker(settings: str, task: str, data: str, data_dir: str, device: str) -> Worker:
-    config, wanted = resolve(json.loads(settings)), decode_task(task)
+def _build(settings: str, task: str, data: str, data_dir: str, device: str) -> Built:
+    """What a process keeps between rounds: the samples of the clients here, and what trains one of them."""
+    config, wanted = resolve(json.loads(settings)), Task(**json.loads(task))
     samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
     parts = [np.arange(len(samples.y_train))] if data else None
-    return Worker(build([config], samples, pick_device(device), parts=parts), bool(data))
+    return build([config], samples, pick_device(device), parts=parts)
 
 
 def _own(path: str, task: Task) -> Dataset:
@@ -109,14 +103,3 @@ def _public(config: Config, task: Task, data_dir: str) -> Dataset:
     if (data.shape, data.classes, holds_images(data.x_train)) != (task.shape, task.classes, task.images):
         raise UserError(f"dataset: {name} here has {data.classes} classes of {data.shape}, the run wants {task}")
     return replace(data, mean=task.mean, std=task.std)
-
-
-def _vectors(federation: Federation, server: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """The server's vectors on the device; refused where they do not fit the algorithm and the model."""
-    wanted, size = exchange(federation.algorithm).down, len(federation.initial)
-    vectors = {name: torch.from_numpy(v) for name, v in server.items() if v.shape == (size,)}
-    fit = len(vectors) == len(server) and all(v.dtype == federation.dtype for v in vectors.values())
-    if set(server) != set(wanted) or not fit:
-        shown = ", ".join(f"{name} {v.dtype} {v.shape}" for name, v in server.items())
-        raise UserError(f"server: has sent {shown[:200]}; wanted are {', '.join(wanted)} {federation.dtype} ({size},)")
-    return {name: v.to(federation.device) for name, v in vectors.items()}
