@@ -96,12 +96,12 @@ def problem(name: str, clients: int, batch: int) -> tuple[ConvNet, tuple[int, in
 
 def exact_losses(model: ConvNet, W: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy [S] and MAN terms [S, L] of the module itself, one client after the other."""
-    layout, ce, terms = ParameterLayout.of(model), [], []
-    with ActivationNorm(model) as man:
-        for row, images, labels in zip(W, x, y, strict=True):
-            logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
-            ce.append(F.cross_entropy(logits, labels))
-            terms.append(torch.stack(list(man.terms().values())))
+    layout, man, ce, terms = ParameterLayout.of(model), ActivationNorm(model), [], []
+    for row, images, labels in zip(W, x, y, strict=True):
+        logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
+        ce.append(F.cross_entropy(logits, labels))
+        terms.append(torch.stack(list(man.terms().values())))
+    man.remove()
     return torch.stack(ce), torch.stack(terms)
 
 

@@ -120,7 +120,7 @@ def test_import_needs_no_triton() -> None:
     """On a machine without Triton the package imports, and says that the kernels are not available."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import fedman.kernels as k\n"
-        "assert not k.available('cpu') and not k.available('meta')\n"
+        "import torch, fedman.kernels as k\n"
+        "assert not k.available(torch.device('cpu')) and not k.available(torch.device('meta'))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

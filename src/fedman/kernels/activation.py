@@ -217,13 +217,9 @@ def launch(stage: Stage, backward: bool) -> Launch:
     return {"BM": tile, "CHUNK": tile, "num_warps": 2 if backward else 4}
 
 
-def _chunks(stage: Stage, batch: int, options: Launch) -> int:
-    return triton.cdiv(batch * stage.windows, options["CHUNK"])
-
-
 def parts(stage: Stage, batch: int) -> int:
     """How many partial MAN sums `forward` writes per client."""
-    return _chunks(stage, batch, launch(stage, backward=False))
+    return stage.chunks(batch, launch(stage, backward=False))
 
 
 def forward(
@@ -240,7 +236,7 @@ def forward(
     arg = z.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
     stats = share.new_empty(clients, batch, 5 if norm else 0, stage.out)
     gamma, beta = norm or (share, share)
-    _forward[(_chunks(stage, batch, options), clients)](
+    _forward[(stage.chunks(batch, options), clients)](
         z, gamma, beta, share, pooled, arg, stats, man, batch, gamma.stride(0), man.stride(0), *strides,
         **stage.constants(_forward), **options,
     )  # fmt: skip
@@ -254,7 +250,7 @@ def backward(
     """dF/dz, and partial gradients [S, chunks, O] of the conv's bias and [S, chunks, 2, O] of (γ, β)."""
     clients, batch = share.shape
     options = launch(stage, backward=True)
-    count = _chunks(stage, batch, options)
+    count = stage.chunks(batch, options)
     dz = torch.empty_like(z)
     bpart = share.new_empty(clients, count, stage.out)
     npart = share.new_empty(clients, count if norm else 0, 2, stage.out)

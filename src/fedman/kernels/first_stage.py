@@ -233,14 +233,10 @@ def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> 
     return _options(stage, chunk, 32, 8 if precision == "fp32" else 4, 3 if precision == "bf16" else 1)
 
 
-def _chunks(stage: Stage, batch: int, options: Launch) -> int:
-    return triton.cdiv(batch * stage.windows, options["CHUNK"])
-
-
 def parts(stage: Stage, batch: int, precision: str) -> int:
     """How many partial MAN sums `forward` writes per client."""
     options = forward_options(stage, precision)
-    return _chunks(stage, batch, options) * (stage.out // options["BO"])
+    return stage.chunks(batch, options) * (stage.out // options["BO"])
 
 
 def forward(
@@ -257,7 +253,7 @@ def forward(
     options = forward_options(stage, precision)
     pooled = x.new_empty(clients, batch, stage.pooled * stage.out)
     arg = x.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    _forward[(_chunks(stage, batch, options), stage.out // options["BO"], clients)](
+    _forward[(stage.chunks(batch, options), stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, pooled, arg, man, batch, man.stride(0), *strides,
         **stage.constants(_forward), NORM=stats is not None, KP=stage.depth, PRECISION=precision, **options,
     )  # fmt: skip
@@ -275,7 +271,7 @@ def backward(
     """
     clients, batch = share.shape
     options = backward_options(stage, precision, clients, batch)
-    count = _chunks(stage, batch, options)
+    count = stage.chunks(batch, options)
     part = share.new_empty(clients, 2 * count, stage.out, stage.depth)
     _backward[(count, stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, grad, arg, dman, part, batch, dman.stride(0), *strides,

@@ -44,6 +44,10 @@ class Stage:
         height, width = self.map
         return -(-height // 2) * -(-width // 2)
 
+    def chunks(self, batch: int, options: Launch) -> int:
+        """How many programs share the windows of a client's batch."""
+        return -(-batch * self.windows // options["CHUNK"])
+
     @property
     def pooled(self) -> int:
         """Pixels after pooling."""
