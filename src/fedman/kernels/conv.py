@@ -149,33 +149,32 @@ def _conv_options(channels: int, out: int, precision: str) -> Launch:
     return {"BM": 128, "BC": min(block, channels), "BO": min(64, out), "num_warps": warps, "num_stages": 3}
 
 
-def _launch_conv(
-    x: Tensor, w: Tensor, bias: Tensor, out: Tensor, kernel: int, padding: int, transposed: bool,
-    precision: str,
-) -> Tensor:  # fmt: skip
+def _convolve(
+    stage: Stage, x: Tensor, w: Tensor, bias: Tensor, shape: tuple[int, int, int], transposed: bool, precision: str
+) -> Tensor:
+    """An output of `shape` for every sample."""
     clients, batch, height, width, channels = x.shape
-    _, _, oh, ow, o = out.shape
+    oh, ow, o = shape
+    out = x.new_empty(clients, batch, *shape)
+    padding = stage.kernel - 1 - stage.padding if transposed else stage.padding
     options = _conv_options(channels, o, precision)
     rows = padding > 1
     tiles = oh * triton.cdiv(batch * ow, options["BM"]) if rows else triton.cdiv(batch * oh * ow, options["BM"])
     _conv[(tiles, o // options["BO"], clients)](
-        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, kernel, padding, transposed, rows,
-        PRECISION=precision, **options,
+        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, stage.kernel, padding, transposed,
+        rows, PRECISION=precision, **options,
     )  # fmt: skip
     return out
 
 
 def forward(stage: Stage, x: Tensor, w: Tensor, bias: Tensor, precision: str) -> Tensor:
     """The map z [S, B, OH, OW, O] of images x [S, B, H, W, C], packed weights w and bias (rows [S, O])."""
-    out = x.new_empty(*x.shape[:2], *stage.map, stage.out)
-    return _launch_conv(x, w, bias, out, stage.kernel, stage.padding, False, precision)
+    return _convolve(stage, x, w, bias, (*stage.map, stage.out), False, precision)
 
 
 def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str) -> Tensor:
     """dF/dx [S, B, H, W, C] from dF/dz: the convolution with the kernel flipped and transposed."""
-    out = dz.new_empty(*dz.shape[:2], stage.height, stage.width, stage.channels)
-    padding = stage.kernel - 1 - stage.padding
-    return _launch_conv(dz, w, w, out, stage.kernel, padding, True, precision)
+    return _convolve(stage, dz, w, w, (stage.height, stage.width, stage.channels), True, precision)
 
 
 @triton.jit(do_not_specialize=["STEPS"])  # avoids recompilation for some numbers of clients

@@ -216,7 +216,10 @@ class ActivationNorm:
             if sum(frame.f_locals["self"] is model for frame in _frames(nn.Module._call_impl.__code__)) > 1:
                 self._running.depth += 1
                 return
-            self._forget_interrupted()
+            if self._functional is not None:  # its mode may be active still: KeyboardInterrupt calls no hooks
+                if torch.overrides._get_current_function_mode() is self._functional:
+                    self._functional.__exit__(None, None, None)
+                self._functional = _FunctionalTaps(self)
         self._done, self._running = None, _Pass(torch.is_grad_enabled())
         if self._functional is not None:
             self._functional.__enter__()
@@ -239,13 +242,6 @@ class ActivationNorm:
             out = current.tap("", out)
         current.last, self._done = None, current
         return out
-
-    def _forget_interrupted(self) -> None:
-        """Remove the mode that a forward pass left active when it ended in KeyboardInterrupt, which calls no hooks."""
-        if self._functional is not None:
-            if torch.overrides._get_current_function_mode() is self._functional:
-                self._functional.__exit__(None, None, None)
-            self._functional = _FunctionalTaps(self)
 
     def _mute(self, module: nn.Module, args: Any) -> None:
         """Do not count the functional calls inside an activation module."""
