@@ -12,18 +12,19 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedman.kernels import activation, conv, first_stage, gram, head, linear
+from fedman.kernels import activation, conv, first_stage, gram, head, linear, update
 from fedman.kernels.convnet import StackedConvNet
-from fedman.kernels.update import clip_update
 from fedman.models.convnet import ConvNet, cifar_cnn, tiny_cnn
 from fedman.models.parameters import ParameterLayout
 from fedman.penalties.man import ActivationNorm
@@ -37,13 +38,23 @@ MODELS: dict[str, tuple[Callable[..., ConvNet], tuple[int, int, int], int]] = {
 
 @dataclass
 class Case:
-    """One kernel: how to call it, the operations and least bytes of a call, tile sizes to try."""
+    """One kernel: how to call it, the operations and least bytes of a call, tile sizes to try and whose they are."""
 
     name: str
-    call: Callable[[dict[str, Any] | None], object]
+    call: Callable[[], object]
     flops: float
     bytes: float
-    grid: list[dict[str, Any]]
+    grid: list[dict[str, Any]] = field(default_factory=list)
+    module: ModuleType = conv
+    tiles: str = ""  # the module's table of tile sizes, or its function that chooses them
+
+    def time(self, options: dict[str, Any] | None) -> float:
+        """Median microseconds, with `options` in place of the kernel's own tile sizes."""
+        if options is None:
+            return graph_time(self.call)
+        table = isinstance(getattr(self.module, self.tiles), dict)
+        with mock.patch.object(self.module, self.tiles, options if table else lambda *_, **__: dict(options)):
+            return graph_time(self.call)
 
 
 def graph_time(call: Callable[[], object], calls: int = 20, replays: int = 7) -> float:
@@ -85,12 +96,12 @@ def problem(name: str, clients: int, batch: int) -> tuple[ConvNet, tuple[int, in
 
 def exact_losses(model: ConvNet, W: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy [S] and MAN terms [S, L] of the module itself, one client after the other."""
-    layout, ce, terms = ParameterLayout.of(model), [], []
-    with ActivationNorm(model) as man:
-        for row, images, labels in zip(W, x, y, strict=True):
-            logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
-            ce.append(F.cross_entropy(logits, labels))
-            terms.append(torch.stack(list(man.terms().values())))
+    layout, man, ce, terms = ParameterLayout.of(model), ActivationNorm(model), [], []
+    for row, images, labels in zip(W, x, y, strict=True):
+        logits = functional_call(model, layout.unflatten(row), (images.movedim(-1, 1),))
+        ce.append(F.cross_entropy(logits, labels))
+        terms.append(torch.stack(list(man.terms().values())))
+    man.remove()
     return torch.stack(ce), torch.stack(terms)
 
 
@@ -102,7 +113,7 @@ def errors(name: str, precision: str) -> dict[str, Any]:
     ce64, man64 = exact_losses(model.double(), W64, x.double(), y)
     (grad64,) = torch.autograd.grad((ce64 + zeta * man64.sum(1)).sum(), W64)
     net = StackedConvNet(model, shape, precision)
-    values, again = (net.gradient(W, x, y, zeta[:, None]) for _ in range(2))
+    values, again = (net.gradient(W, net.prepare(x), y, zeta[:, None]) for _ in range(2))
     norm = torch.linalg.vector_norm
     row: dict[str, Any] = {"model": name, "precision": precision, "same bits": all(map(torch.equal, values, again))}
     for key, value, exact in zip(("ce", "man", "gradient"), values, (ce64, man64, grad64), strict=True):
@@ -119,7 +130,7 @@ def cases(name: str, clients: int, batch: int, precision: str) -> list[Case]:
     zeta = torch.full((clients,), 0.15, device=DEVICE)
     man = torch.empty(clients, 8192, device=DEVICE)
     dW = torch.randn_like(W)
-    out = [Case("prepare", lambda _: net.prepare(x), 0, 4 * x.numel() * (1 + size / 3), [])]
+    out = [Case("prepare", lambda: net.prepare(x), 0, 4 * x.numel() * (1 + size / 3))]
     image = net.prepare(x)
     for i, stage in enumerate(net.stages):
         out += stage_cases(net, i, W, image, share, zeta, man, dW)
@@ -135,45 +146,42 @@ def cases(name: str, clients: int, batch: int, precision: str) -> list[Case]:
     logits = torch.randn(clients, batch, net.widths[-1], device=DEVICE)
     partial = torch.randn(clients, net.layers, max(net._parts(batch)), device=DEVICE)
     out += [
-        Case("head", lambda _: head.forward(logits, y, share, partial, net._parts(batch)),
-             0, 4 * logits.numel(), []),
-        Case("head backward", lambda _: head.backward(logits, y, share, zeta, zeta, net.dtype),
-             0, 6 * logits.numel(), []),
-    ]  # fmt: skip
+        Case("head", lambda: head.forward(logits, y, share, partial, net._parts(batch)), 0, 4 * logits.numel()),
+        Case("head backward", lambda: head.backward(logits, y, share, zeta, zeta, net.dtype), 0, 6 * logits.numel()),
+    ]
     lr = torch.tensor(0.1, device=DEVICE)
     tiles = grid(BLOCK=[2048, 4096, 8192, 16384], num_warps=[4, 8])
-    update = Case(
-        "clip_update", lambda o: clip_update(W, dW, lr, 10.0, 1e-3, **({"options": o} if o else {})),
-        0, 16 * W.numel(), tiles,
+    step = Case(
+        "clip_update", lambda: update.clip_update(W, dW, lr, 10.0, 1e-3, 0.0),
+        0, 16 * W.numel(), tiles, update, "OPTIONS",
     )  # fmt: skip
-    return [*out, update]
+    return [*out, step]
 
 
 def stage_cases(
     net: StackedConvNet, i: int, W: Tensor, x: Tensor, share: Tensor, zeta: Tensor, man: Tensor, dW: Tensor
 ) -> list[Case]:
     stage, precision, norm, strides = net.stages[i], net.precision, net._norm(W, i), net._strides(i)
-    channels, rows, bias = net._input_channels(i), net._rows(W, f"convs.{i}.weight"), net._rows(W, f"convs.{i}.bias")
+    rows, bias = net._rows(W, f"convs.{i}.weight"), net._rows(W, f"convs.{i}.bias")
     entries, size = share.numel() * stage.map[0] * stage.map[1] * stage.out, net.dtype.itemsize
-    w = conv.pack(rows, stage, channels, precision)
-    flops = 2.0 * entries * channels * stage.kernel**2
+    w = conv.pack(rows, stage, precision)
+    flops = 2.0 * entries * (stage.image or stage.channels) * stage.kernel**2
     weights = w.numel() * size
     small = share.numel() * stage.pooled * stage.out * (size + 1)
     read = x.numel() * size
     label, chunk = f"conv{i + 1}", stage.windows
-    out = [Case(f"{label} pack", lambda _: conv.pack(rows, stage, channels, precision), 0, 3 * weights, [])]
+    out = [Case(f"{label} pack", lambda: conv.pack(rows, stage, precision), 0, 3 * weights)]
     if i == 0:
         stats = grams = None
         if norm:
-            depth = w.shape[-1]
-            grams = gram.matrices(stage, x, depth, precision)
+            grams = gram.matrices(stage, x, precision)
             stats = gram.statistics(stage, w, norm, grams)
             out += [
                 Case(f"{label} Gram matrices",
-                     lambda o: gram.matrices(stage, x, depth, precision, o or gram.MATRICES),
-                     0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3, 4])),
-                Case(f"{label} statistics", lambda o: gram.statistics(stage, w, norm, grams, o or gram.STATISTICS),
-                     0, 4 * grams.numel(), grid(BO=[32, 64], num_warps=[4, 8])),
+                     lambda: gram.matrices(stage, x, precision),
+                     0, read, grid(BM=[64, 128], num_warps=[4, 8], num_stages=[2, 3, 4]), gram, "MATRICES"),
+                Case(f"{label} statistics", lambda: gram.statistics(stage, w, norm, grams),
+                     0, 4 * grams.numel(), grid(BO=[32, 64], num_warps=[4, 8]), gram, "STATISTICS"),
             ]  # fmt: skip
         pooled, arg = first_stage.forward(stage, x, w, share, stats, man, strides, precision)
         d = torch.randn_like(pooled)
@@ -182,17 +190,18 @@ def stage_cases(
         back = [t | {"CHUNK": n} for t in tiles for n in ([chunk] if norm else [512, 1024])]
         out += [
             Case(f"{label} stage forward",
-                 lambda o: first_stage.forward(stage, x, w, share, stats, man, strides, precision, o),
-                 flops, read + weights + small, tiles),
+                 lambda: first_stage.forward(stage, x, w, share, stats, man, strides, precision),
+                 flops, read + weights + small, tiles, first_stage, "forward_options"),
             Case(f"{label} stage backward",
-                 lambda o: first_stage.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision, o),
-                 2 * flops, read + weights + small, back),
+                 lambda: first_stage.backward(stage, x, w, share, stats, d, arg, zeta, strides, precision),
+                 2 * flops, read + weights + small, back, first_stage, "backward_options"),
         ]  # fmt: skip
         if norm:
             out.append(Case(f"{label} norm gradient",
-                            lambda o: gram.gradient(stage, w, norm, stats, grams, part, precision, o or gram.GRADIENT),
+                            lambda: gram.gradient(stage, w, norm, stats, grams, part, precision),
                             0, 4 * (part.numel() + grams.numel()),
-                            grid(BO=[32, 64], PROGRAMS=[800, 3200], num_warps=[4, 8], num_stages=[2])))  # fmt: skip
+                            grid(BO=[32, 64], PROGRAMS=[800, 3200], num_warps=[4, 8], num_stages=[2]),
+                            gram, "GRADIENT"))  # fmt: skip
             gradients, _ = gram.gradient(stage, w, norm, stats, grams, part, precision)
     else:
         z = conv.forward(stage, x, w, bias, precision)
@@ -208,21 +217,21 @@ def stage_cases(
         )
         ranges = grid(BK=[32, 64], BC=[64], BO=[64], num_warps=[4], num_stages=[2, 3], SPLITS=[1, 2, 4, 8, 13])
         out += [
-            Case(f"{label} forward", lambda o: conv.forward(stage, x, w, bias, precision, o),
-                 flops, read + weights + entries * size, tiles),
-            Case(f"{label} activation", lambda o: activation.forward(stage, z, norm, share, man, strides, o),
-                 0, entries * size + small, pixel_tiles),
+            Case(f"{label} forward", lambda: conv.forward(stage, x, w, bias, precision),
+                 flops, read + weights + entries * size, tiles, conv, "_conv_options"),
+            Case(f"{label} activation", lambda: activation.forward(stage, z, norm, share, man, strides),
+                 0, entries * size + small, pixel_tiles, activation, "launch"),
             Case(f"{label} activation backward",
-                 lambda o: activation.backward(stage, z, norm, share, pooled, d, arg, stats, zeta, strides, o),
-                 0, 2 * entries * size + small, pixel_tiles),
-            Case(f"{label} weight gradient", lambda o: conv.weight_gradient(stage, x, dz, precision, o),
-                 flops, read + entries * size, ranges),
-            Case(f"{label} input gradient", lambda o: conv.input_gradient(stage, dz, w, precision, o),
-                 flops, read + weights + entries * size, tiles),
+                 lambda: activation.backward(stage, z, norm, share, pooled, d, arg, stats, zeta, strides),
+                 0, 2 * entries * size + small, pixel_tiles, activation, "launch"),
+            Case(f"{label} weight gradient", lambda: conv.weight_gradient(stage, x, dz, precision),
+                 flops, read + entries * size, ranges, conv, "_weight_options"),
+            Case(f"{label} input gradient", lambda: conv.input_gradient(stage, dz, w, precision),
+                 flops, read + weights + entries * size, tiles, conv, "_conv_options"),
         ]  # fmt: skip
     target = net._rows(dW, f"convs.{i}.weight")
     total = 4 * (gradients.numel() + gradients[:, 0].numel())
-    return [*out, Case(f"{label} unpack", lambda _: conv.unpack(gradients, target, stage, channels), 0, total, [])]
+    return [*out, Case(f"{label} unpack", lambda: conv.unpack(gradients, target, stage), 0, total)]
 
 
 def linear_cases(
@@ -232,20 +241,16 @@ def linear_cases(
     dz = torch.randn(clients, batch, n, device=DEVICE).to(a.dtype)
     flops, moved = 2.0 * clients * batch * i * n, 4.0 * clients * i * n
     into = torch.empty_like(rows)
-
-    def chosen(o: dict[str, Any] | None) -> dict[str, Any]:
-        return {"options": o} if o else {}
-
     return [
         Case(f"{label} forward",
-             lambda o: linear.forward(a, rows, n, True, share, man, precision, **chosen(o)), flops, moved,
-             grid(BM=[64], BN=[16, 32], BK=[64, 128], num_warps=[4], num_stages=[4, 5, 6, 8])),
+             lambda: linear.forward(a, rows, n, True, share, man, precision), flops, moved,
+             grid(BM=[64], BN=[16, 32], BK=[64, 128], num_warps=[4], num_stages=[4, 5, 6, 8]), linear, "FORWARD"),
         Case(f"{label} weight gradient",
-             lambda o: linear.weight_gradient(dz, a, into, precision, **chosen(o)), flops, moved,
-             grid(BM=[64, 128], BN=[64, 128], BK=[64], num_warps=[4, 8], num_stages=[1])),
+             lambda: linear.weight_gradient(dz, a, into, precision), flops, moved,
+             grid(BM=[64, 128], BN=[64, 128], BK=[64], num_warps=[4, 8], num_stages=[1]), linear, "WEIGHT"),
         Case(f"{label} input gradient",
-             lambda o: linear.input_gradient(dz, rows, a, zeta, share, precision, **chosen(o)), flops, moved,
-             grid(BM=[64], BN=[32, 64], BK=[32, 64], num_warps=[4], num_stages=[4, 6])),
+             lambda: linear.input_gradient(dz, rows, a, zeta, share, precision), flops, moved,
+             grid(BM=[64], BN=[32, 64], BK=[32, 64], num_warps=[4], num_stages=[4, 6]), linear, "INPUT"),
     ]  # fmt: skip
 
 
@@ -256,8 +261,8 @@ def step_time(name: str, clients: int, precision: str, batch: int = 50) -> float
     zeta, lr = torch.full((clients, 1), 0.15, device=DEVICE), torch.tensor(0.01, device=DEVICE)
 
     def step() -> None:
-        _, _, grad = net.gradient(W, x, y, zeta)
-        clip_update(W, grad, lr, 10.0, 1e-3, out=W)
+        _, _, grad = net.gradient(W, net.prepare(x), y, zeta)
+        update.clip_update(W, grad, lr, 10.0, 1e-3, 0.0)
 
     return graph_time(step, calls=5)
 
@@ -304,7 +309,7 @@ def main() -> None:
             rows = []
             for options in [None, *(case.grid if args.tune else [])]:
                 try:
-                    time = graph_time(lambda options=options, case=case: case.call(options))
+                    time = case.time(options)
                 except Exception as error:  # a tile that does not fit the card
                     print(f"    {case.name} {options}: {type(error).__name__} {str(error)[:100]}")
                     continue

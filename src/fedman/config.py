@@ -17,15 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_npz, lookup, partition
 from fedman.errors import UserError, nearest
-from fedman.models import ANY_SHAPE, MODELS, man_variant
+from fedman.models import ANY_SHAPE, MAN_VARIANTS, MODELS, man_variant
 from fedman.training.settings import Training
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_MISTAKES = 40  # in one message
-MAN_VARIANTS = ", ".join(
-    ["formula", *(f"{v} (model {name})" for name, spec in MODELS.items() for v in spec.man_variants)]
-)
+VARIANTS = ", ".join(f"{name} (model {v.model})" if v.model else name for name, v in MAN_VARIANTS.items())
 TRAINING = Training()  # the defaults
 
 Positive = Annotated[float, Field(gt=0)]
@@ -57,7 +55,7 @@ class Config(BaseModel):
     algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the MAN term; 0 = plain algorithm")
     man_logits: bool = Field(True, description="count the logits among MAN's layers (the paper's formula)")
-    man_variant: str = Field("formula", description=f"form of the MAN term: {MAN_VARIANTS}")
+    man_variant: str = Field("formula", description=f"form of the MAN term: {VARIANTS}")
     hyper: Hyper = Field({}, description="hyper-parameters of the algorithm; in files and words they are flat keys")
 
     rounds: Count = Field(500, description="T, number of rounds")

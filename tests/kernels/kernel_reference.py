@@ -19,12 +19,12 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Tensor:
 
 
 def activation(
-    z: Tensor, share: Tensor, groups: int = 0, norm: tuple[Tensor, Tensor] | None = None, eps: float = 1e-5
+    z: Tensor, share: Tensor, groups: int = 0, norm: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Pooled map [S, B, PH, PW, O] and MAN term [S] of maps z; `norm` are GroupNorm's scale and shift [S, O]."""
     rows = z.movedim(-1, 2)
     if norm is not None:
-        rows = torch.stack([F.group_norm(r, groups, g, b, eps) for r, g, b in zip(rows, *norm, strict=True)])
+        rows = torch.stack([F.group_norm(r, groups, g, b) for r, g, b in zip(rows, *norm, strict=True)])
     a = F.relu(rows)
     return F.max_pool2d(a.flatten(0, 1), 2).unflatten(0, share.shape).movedim(2, -1), mean_squares(a, share)
 

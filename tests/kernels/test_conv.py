@@ -41,11 +41,11 @@ def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str
     z64 = reference.convolution(x64, w64, bias.double(), stage.padding)
     dx64, dw64 = torch.autograd.grad(z64, (x64, w64), dz.double())
 
-    packed = conv.pack(rows, stage, stage.channels, precision)
+    packed = conv.pack(rows, stage, precision)
     z = conv.forward(stage, x, packed, rows[:, size:], precision)
     dx = conv.input_gradient(stage, dz, packed, precision)
     out = torch.full_like(rows, torch.nan)
-    conv.unpack(conv.weight_gradient(stage, x, dz, precision), out, stage, stage.channels)
+    conv.unpack(conv.weight_gradient(stage, x, dz, precision), out, stage)
 
     assert relative(z, z64) < TOLERANCE[precision]
     assert relative(dx, dx64) < TOLERANCE[precision]
@@ -54,23 +54,24 @@ def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str
 
 
 @pytest.mark.parametrize("splits", [1, 3, 12])
-def test_split_sums(splits: int, device: torch.device) -> None:
+def test_split_sums(splits: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of pixel ranges, also more than there are tiles, gives the same gradient, the same bits each time."""
     stage = Stage(6, 6, 16, 16, 2, 1)
     x, _, dz = problem(1, 5, stage, device, "fp32")
     options = {"BK": 32, "BC": 16, "BO": 16, "SPLITS": splits, "num_warps": 4, "num_stages": 2}
     expected = conv.weight_gradient(stage, x, dz, "fp32").sum(1)
-    parts = conv.weight_gradient(stage, x, dz, "fp32", options)
+    monkeypatch.setattr(conv, "_weight_options", lambda *_: dict(options))
+    parts = conv.weight_gradient(stage, x, dz, "fp32")
     assert parts.shape[1] == splits
     assert relative(parts.sum(1), expected) < TOLERANCE["fp32"]
-    assert torch.equal(parts, conv.weight_gradient(stage, x, dz, "fp32", options))
+    assert torch.equal(parts, conv.weight_gradient(stage, x, dz, "fp32"))
 
 
 def test_pack_of_pairs(device: torch.device) -> None:
     """The first stage's weights: twice in a patch of k × (k + 1) pixels, one pixel apart; `unpack` adds both."""
-    stage = Stage(8, 8, 4, 16, 3, 0)  # three image channels and the ones
+    stage = Stage(8, 8, 4, 16, 3, 0, image=3)  # three image channels and the ones
     rows = torch.randn(2, 16 * 27 + 16, device=device)
-    packed = conv.pack(rows, stage, 3, "fp32")
+    packed = conv.pack(rows, stage, "fp32")
     assert packed.shape == (2, 2, 16, 64)
     taps = packed[..., :48].unflatten(-1, (3, 4, 4))
     expected = rows[:, : 16 * 27].view(2, 16, 3, 3, 3).permute(0, 1, 3, 4, 2)
@@ -79,5 +80,5 @@ def test_pack_of_pairs(device: torch.device) -> None:
         assert torch.equal(taps[:, right, :, 1, right + 1, 3], rows[:, 16 * 27 :])
     assert packed.count_nonzero() == 2 * rows.count_nonzero()
     back = torch.full_like(rows, torch.nan)
-    conv.unpack(torch.cat([packed, 2 * packed], 1), back, stage, 3)
+    conv.unpack(torch.cat([packed, 2 * packed], 1), back, stage)
     torch.testing.assert_close(back, 6 * rows)

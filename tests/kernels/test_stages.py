@@ -56,9 +56,7 @@ def differentiable(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("case", FIRST)
 def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device) -> None:
     clients, batch, height, width, channels, out, kernel, padding, groups, last = case
-    stage = Stage(
-        height + 2 * padding, width + 2 * padding, first_stage.padded_channels(channels), out, kernel, 0, groups
-    )
+    stage = first_stage.prepared(Stage(height, width, channels, out, kernel, padding, groups))
     size = out * channels * kernel**2
     rows = 0.3 * torch.randn(clients, size + out, device=device)
     norm = torch.rand(clients, 2, out, device=device) + 0.2
@@ -73,16 +71,16 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
     rows64, norm64 = differentiable(rows, norm)
     w64 = rows64[:, :size].view(clients, out, channels, kernel, kernel)
     z64 = reference.convolution(images.double(), w64, rows64[:, size:], padding)
-    pool64, man64 = reference.activation(z64, share.double(), groups, norm64.unbind(1) if groups else None, stage.eps)
+    pool64, man64 = reference.activation(z64, share.double(), groups, norm64.unbind(1) if groups else None)
     objective = (dpool * pool64).sum() + (zeta * man64).sum()
     gradients = torch.autograd.grad(objective, (rows64, norm64), allow_unused=True)
 
-    packed = conv.pack(rows, stage, channels, precision)
+    packed = conv.pack(rows, stage, precision)
     affine = norm.unbind(1) if groups else None
     man = torch.full((clients, 64), torch.nan, device=device)
     stats = grams = None
     if affine:
-        grams = gram.matrices(stage, x, packed.shape[-1], precision)
+        grams = gram.matrices(stage, x, precision)
         stats = gram.statistics(stage, packed, affine, grams)
     strides = pooled_strides(stage, last)
     pooled, arg = first_stage.forward(stage, x, packed, share, stats, man, strides, precision)
@@ -95,7 +93,7 @@ def test_first_stage(case: tuple[int, ...], precision: str, device: torch.device
         part, npart = gram.gradient(stage, packed, affine, stats, grams, part, precision)
         assert relative(npart.sum(1), gradients[1]) < 3 * TOLERANCE[precision]
     grad = torch.full_like(rows, torch.nan)
-    conv.unpack(part, grad, stage, channels)
+    conv.unpack(part, grad, stage)
     assert relative(grad, gradients[0]) < 3 * TOLERANCE[precision]
 
 
@@ -111,7 +109,7 @@ def test_stored_map(case: tuple[int, ...], precision: str, device: torch.device)
     dpool = torch.randn(clients, batch, height // 2, width // 2, out, device=device).to(z.dtype)
 
     z64, norm64 = differentiable(z, norm)
-    pool64, man64 = reference.activation(z64, share.double(), groups, norm64.unbind(1) if groups else None, stage.eps)
+    pool64, man64 = reference.activation(z64, share.double(), groups, norm64.unbind(1) if groups else None)
     objective = (dpool * pool64).sum() + (zeta * man64).sum()
     dz64, dnorm64 = torch.autograd.grad(objective, (z64, norm64), allow_unused=True)
 

@@ -10,6 +10,7 @@ from fedman.execution.choice import choose
 from fedman.execution.stacked_kernels import StackedKernels
 from fedman.execution.vmapped import Vmapped
 from fedman.models.convnet import ConvNet
+from fedman.models.mlp import MLP
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from fedman.training.batches import Samples
 from fedman.training.settings import Training
@@ -106,9 +107,10 @@ def test_measures_of_chosen_layers(device, monkeypatch):
     assert fast_terms == pytest.approx(terms, rel=1e-3)
 
 
-def test_a_measure_of_ones_own_is_left_to_the_plain_module(device, monkeypatch):
+def test_other_models_and_measures_are_left_to_the_plain_module(device, monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda device: True)
     model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,))
     layers = {"relus.0": lambda a: a.flatten(1).abs().mean(1)}
     assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3), StackedKernels)
     assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3, layers=layers), Vmapped)
+    assert isinstance(choose(MLP((3, 8, 8), 3), (3, 8, 8), device, "fp32", 3), Vmapped)

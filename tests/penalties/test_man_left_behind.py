@@ -41,8 +41,9 @@ def test_activations_are_freed(case: tuple[Mixed, ActivationNorm, Tensor]) -> No
 
 def test_remove_leaves_the_model_as_it_was() -> None:
     model, x = Mixed(), torch.randn(7, 4)
-    with ActivationNorm(model) as man:
-        model(x)
+    man = ActivationNorm(model)
+    model(x)
+    man.remove()
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert set(vars(model)) == set(vars(Mixed()))
     nodes = [model(x).grad_fn]

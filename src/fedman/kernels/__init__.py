@@ -7,14 +7,15 @@ registers. Importing this package needs no Triton; its modules do, and are impor
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
 
 
-def available(device: torch.device | str) -> bool:
+@functools.cache
+def available(device: torch.device) -> bool:
     """Whether the kernels run on `device`: CUDA of compute capability 8.0 or more, with Triton installed."""
-    device = torch.device(device)
     if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -217,55 +217,46 @@ def launch(stage: Stage, backward: bool) -> Launch:
     return {"BM": tile, "CHUNK": tile, "num_warps": 2 if backward else 4}
 
 
-def _chunks(stage: Stage, batch: int, options: Launch) -> int:
-    return triton.cdiv(batch * stage.windows, options["CHUNK"])
-
-
 def parts(stage: Stage, batch: int) -> int:
     """How many partial MAN sums `forward` writes per client."""
-    return _chunks(stage, batch, launch(stage, backward=False))
-
-
-def _constants(stage: Stage) -> dict[str, int]:
-    oh, ow = stage.map
-    return {"O": stage.out, "OH": oh, "OW": ow, "G": stage.groups}
+    return stage.chunks(batch, launch(stage, backward=False))
 
 
 def forward(
     stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, man: Tensor,
-    strides: tuple[int, int], options: Launch | None = None,
+    strides: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
 
     With GroupNorm [S, B, 5, O] too, by sample and channel: mean, 1/σ, Σ z, its group's Σ γ·relu(y), Σ relu(y)·(y − β).
     """
     clients, batch = share.shape
-    options = options or launch(stage, backward=False)
+    options = launch(stage, backward=False)
     pooled = z.new_empty(clients, batch, stage.pooled * stage.out)
     arg = z.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
     stats = share.new_empty(clients, batch, 5 if norm else 0, stage.out)
     gamma, beta = norm or (share, share)
-    _forward[(_chunks(stage, batch, options), clients)](
+    _forward[(stage.chunks(batch, options), clients)](
         z, gamma, beta, share, pooled, arg, stats, man, batch, gamma.stride(0), man.stride(0), *strides,
-        **_constants(stage), EPS=stage.eps, **options,
+        **stage.constants(_forward), **options,
     )  # fmt: skip
     return pooled, arg, stats
 
 
 def backward(
     stage: Stage, z: Tensor, norm: tuple[Tensor, Tensor] | None, share: Tensor, pooled: Tensor, grad: Tensor,
-    arg: Tensor, stats: Tensor, dman: Tensor, strides: tuple[int, int], options: Launch | None = None,
+    arg: Tensor, stats: Tensor, dman: Tensor, strides: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dF/dz, and partial gradients [S, chunks, O] of the conv's bias and [S, chunks, 2, O] of (γ, β)."""
     clients, batch = share.shape
-    options = options or launch(stage, backward=True)
-    count = _chunks(stage, batch, options)
+    options = launch(stage, backward=True)
+    count = stage.chunks(batch, options)
     dz = torch.empty_like(z)
     bpart = share.new_empty(clients, count, stage.out)
     npart = share.new_empty(clients, count if norm else 0, 2, stage.out)
     gamma, beta = norm or (share, share)
     _backward[(count, clients)](
         z, gamma, beta, share, pooled, grad, arg, stats, dman, dz, bpart, npart, batch, gamma.stride(0), dman.stride(0),
-        *strides, **_constants(stage), **options,
+        *strides, **stage.constants(_backward), **options,
     )  # fmt: skip
     return dz, bpart, npart

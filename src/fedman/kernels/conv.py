@@ -35,27 +35,21 @@ def _pack(
     tl.store(out + ((s * PAIR + right) * O + o) * KP + k, v, mask=k < KP)
 
 
-def depth(stage: Stage, channels: int) -> int:
-    """K of packed weights, for a conv of so many `channels`."""
-    if stage.channels == channels:
-        return stage.kernel**2 * channels
-    return triton.next_power_of_2(stage.kernel * (stage.kernel + 1) * stage.channels)
+def _channels(stage: Stage) -> tuple[int, int, int, int, int]:
+    """Channels of the conv, as stored and of its output; kernel size; outputs that share a patch."""
+    return stage.image or stage.channels, stage.channels, stage.out, stage.kernel, 2 if stage.image else 1
 
 
-def pack(w: Tensor, stage: Stage, channels: int, precision: str) -> Tensor:
+def pack(w: Tensor, stage: Stage, precision: str) -> Tensor:
     """Rows of parameters (conv weight [O, C, k, k], then bias) as [S, O, K] in the operands' type.
 
-    The first stage (its images hold more than the conv's `channels`) gets [S, 2, O, K] for the left and the right
-    of a pair of outputs that share a patch of k × (k + 1) pixels, with the bias as the weight of the last channel at
-    the central tap, K padded to a power of two.
+    The first stage gets [S, 2, O, K] for the left and the right of a pair of outputs that share a patch of k × (k + 1)
+    pixels, with the bias as the weight of the last channel at the central tap, K padded to a power of two.
     """
-    pair = 2 if stage.channels > channels else 1
-    size = depth(stage, channels)
-    out = w.new_empty(len(w), pair, stage.out, size, dtype=STORAGE[precision])
-    _pack[(stage.out, pair, len(w))](
-        w, out, w.stride(0), channels, stage.channels, stage.out, stage.kernel, pair, size,
-        BLOCK=triton.next_power_of_2(size),
-    )  # fmt: skip
+    *_, pair = shape = _channels(stage)
+    out = w.new_empty(len(w), pair, stage.out, stage.depth, dtype=STORAGE[precision])
+    block = triton.next_power_of_2(stage.depth)
+    _pack[(stage.out, pair, len(w))](w, out, w.stride(0), *shape, stage.depth, BLOCK=block)
     return out if pair == 2 else out[:, 0]
 
 
@@ -84,7 +78,7 @@ def _unpack(
     tl.store(out + s * P + to, tl.trans(total), mask=mask)
 
 
-def unpack(part: Tensor, out: Tensor, stage: Stage, channels: int) -> None:
+def unpack(part: Tensor, out: Tensor, stage: Stage) -> None:
     """Sum of partial gradients [S, parts, O, K] into `out`, rows of gradients laid out like the parameters.
 
     In the first stage, partial gradients of the left and the right of a pair alternate.
@@ -94,8 +88,7 @@ def unpack(part: Tensor, out: Tensor, stage: Stage, channels: int) -> None:
     block = min(stage.channels, 64)
     rows = min(triton.next_power_of_2(parts), max(1, 4096 // (taps * block)))
     _unpack[(stage.out, stage.channels // block, clients)](
-        part, out, out.stride(0), parts, channels, stage.channels, stage.out, stage.kernel,
-        2 if stage.channels > channels else 1, size, ROWS=rows, TAPS=taps, BC=block,
+        part, out, out.stride(0), parts, *_channels(stage), size, ROWS=rows, TAPS=taps, BC=block,
     )  # fmt: skip
 
 
@@ -151,40 +144,37 @@ def _conv(
     tl.store(out + at, tl.trans(acc), mask=ok[:, None])
 
 
-def _conv_options(precision: str) -> Launch:
-    wide = precision == "bf16"
-    return {"BM": 128, "BC": 64 if wide else 32, "BO": 64, "num_warps": 4 if wide else 8, "num_stages": 3}
+def _conv_options(channels: int, out: int, precision: str) -> Launch:
+    block, warps = (64, 4) if precision == "bf16" else (32, 8)
+    return {"BM": 128, "BC": min(block, channels), "BO": min(64, out), "num_warps": warps, "num_stages": 3}
 
 
-def _launch_conv(
-    x: Tensor, w: Tensor, bias: Tensor, out: Tensor, kernel: int, padding: int, transposed: bool,
-    precision: str, options: Launch | None,
-) -> Tensor:  # fmt: skip
+def _convolve(
+    stage: Stage, x: Tensor, w: Tensor, bias: Tensor, shape: tuple[int, int, int], transposed: bool, precision: str
+) -> Tensor:
+    """An output of `shape` for every sample."""
     clients, batch, height, width, channels = x.shape
-    _, _, oh, ow, o = out.shape
-    options = dict(options or _conv_options(precision))
-    options["BC"] = min(options["BC"], channels)
-    options["BO"] = min(options["BO"], o)
+    oh, ow, o = shape
+    out = x.new_empty(clients, batch, *shape)
+    padding = stage.kernel - 1 - stage.padding if transposed else stage.padding
+    options = _conv_options(channels, o, precision)
     rows = padding > 1
     tiles = oh * triton.cdiv(batch * ow, options["BM"]) if rows else triton.cdiv(batch * oh * ow, options["BM"])
     _conv[(tiles, o // options["BO"], clients)](
-        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, kernel, padding, transposed, rows,
-        PRECISION=precision, **options,
+        x, w, bias, out, batch, bias.stride(0), height, width, channels, oh, ow, o, stage.kernel, padding, transposed,
+        rows, PRECISION=precision, **options,
     )  # fmt: skip
     return out
 
 
-def forward(stage: Stage, x: Tensor, w: Tensor, bias: Tensor, precision: str, options: Launch | None = None) -> Tensor:
+def forward(stage: Stage, x: Tensor, w: Tensor, bias: Tensor, precision: str) -> Tensor:
     """The map z [S, B, OH, OW, O] of images x [S, B, H, W, C], packed weights w and bias (rows [S, O])."""
-    out = x.new_empty(*x.shape[:2], *stage.map, stage.out)
-    return _launch_conv(x, w, bias, out, stage.kernel, stage.padding, False, precision, options)
+    return _convolve(stage, x, w, bias, (*stage.map, stage.out), False, precision)
 
 
-def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str, options: Launch | None = None) -> Tensor:
+def input_gradient(stage: Stage, dz: Tensor, w: Tensor, precision: str) -> Tensor:
     """dF/dx [S, B, H, W, C] from dF/dz: the convolution with the kernel flipped and transposed."""
-    out = dz.new_empty(*dz.shape[:2], stage.height, stage.width, stage.channels)
-    padding = stage.kernel - 1 - stage.padding
-    return _launch_conv(dz, w, w, out, stage.kernel, padding, True, precision, options)
+    return _convolve(stage, dz, w, w, (stage.height, stage.width, stage.channels), True, precision)
 
 
 @triton.jit(do_not_specialize=["STEPS"])  # avoids recompilation for some numbers of clients
@@ -236,26 +226,26 @@ def _weight_gradient(
 def _weight_options(stage: Stage, clients: int, pairs: int, precision: str) -> Launch:
     """As many ranges of pairs as fill an H200, with two (of many taps) or three programs per multiprocessor, so that
     the last wave is nearly full."""
-    options = {"BK": 32, "BC": 64, "BO": 64, "num_warps": 4, "num_stages": 3}
-    if precision != "bf16":  # operands are twice as large, and registers limited
-        options |= {"BK": 16, "BC": 32, "num_stages": 2}
-    blocks = clients * stage.kernel * triton.cdiv(stage.channels, options["BC"]) * triton.cdiv(stage.out, options["BO"])
+    depth, width, stages = (32, 64, 3) if precision == "bf16" else (16, 32, 2)  # operands twice as large as in bf16
+    options = {"BK": depth, "BC": min(width, stage.channels), "BO": min(64, stage.out)}
+    blocks = clients * stage.kernel * (stage.channels // options["BC"]) * (stage.out // options["BO"])
     room = 132 * (3 if stage.kernel <= 3 else 2)
-    possible = range(1, max(1, min(16, pairs // options["BK"])) + 1)
-    return options | {"SPLITS": min(possible, key=lambda n: triton.cdiv(blocks * n, room) / n * (1 + 0.02 * n))}
+    possible = range(1, max(1, min(16, pairs // depth)) + 1)
+    splits = min(possible, key=lambda n: triton.cdiv(blocks * n, room) / n * (1 + 0.02 * n))
+    return options | {"SPLITS": splits, "num_warps": 4, "num_stages": stages}
 
 
-def weight_gradient(stage: Stage, x: Tensor, dz: Tensor, precision: str, options: Launch | None = None) -> Tensor:
+def weight_gradient(stage: Stage, x: Tensor, dz: Tensor, precision: str) -> Tensor:
     """Partial sums [S, splits, O, k·k·C] of the weight gradient, each over a range of pixels."""
     clients, batch, oh, ow, _ = dz.shape
     pairs = batch * oh * ((ow + 1) // 2)
-    options = dict(options or _weight_options(stage, clients, pairs, precision))
-    options["BO"] = min(options["BO"], stage.out)
-    options["BC"] = min(options["BC"], stage.channels)
+    options = _weight_options(stage, clients, pairs, precision)
     splits = options.pop("SPLITS")
     steps = triton.cdiv(triton.cdiv(pairs, options["BK"]), splits)
-    part = torch.empty(clients, splits, stage.out, stage.kernel**2 * stage.channels, device=x.device)
+    part = torch.empty(clients, splits, stage.out, stage.depth, device=x.device)
     blocks = stage.channels // options["BC"] * (stage.out // options["BO"])
     grid = (stage.kernel * blocks, splits, clients)
-    _weight_gradient[grid](x, dz, part, batch, steps, **stage.constants, PRECISION=precision, **options)
+    _weight_gradient[grid](
+        x, dz, part, batch, steps, **stage.constants(_weight_gradient), PRECISION=precision, **options
+    )
     return part

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedman.errors import UserError
 from fedman.kernels import activation, conv, first_stage, gram, head, linear
 from fedman.kernels.side_stream import SideStream
 from fedman.kernels.stage import STORAGE, Stage
 from fedman.models.convnet import ConvNet
+from fedman.models.parameters import ParameterLayout
 
 
 @dataclass(frozen=True)
@@ -26,94 +27,70 @@ class Images:
 
 
 class StackedConvNet:
-    """Losses of S clients of one `ConvNet` from their flat parameters W [S, P], differentiable in W.
+    """Losses and gradients of S clients of one `ConvNet` at their flat parameters W [S, P].
 
     `precision` is that of the products: "bf16", "tf32" or "fp32". Sums, statistics, parameters and
     gradients are always fp32; activations are stored in bf16 or fp32 accordingly. To the MAN terms of the hidden linear
     layers `variance_of` the variance of a feature over the batch, averaged over features, is added.
 
     >>> net = StackedConvNet(cifar_cnn((3, 32, 32), 100), (3, 32, 32), "bf16")
-    >>> ce, man = net.losses(W, x, y)            # [S], [S, 5]; x [S, B, 32, 32, 3], y [S, B]
-    >>> (grad,) = torch.autograd.grad((ce + zeta * man.sum(1)).sum(), W)
+    >>> x = net.prepare(images)                      # [S, B, 32, 32, 3]
+    >>> ce, man, grad = net.gradient(W, x, y, zeta)  # [S], [S, 5], [S, P]; y [S, B]
     """
 
-    def __init__(
-        self, model: ConvNet, shape: tuple[int, ...], precision: str = "bf16", variance_of: Sequence[int] = ()
-    ) -> None:
-        if precision not in STORAGE:
-            raise UserError(f"precision: {precision!r} is not one of {', '.join(STORAGE)}")
-        if not self.supports(model, shape, variance_of):
-            raise UserError(f"model: the stacked kernels do not support this {type(model).__name__}")
-        self.precision, self.variance_of = precision, variance_of
-        self.dtype = STORAGE[precision]
-        self.offsets: dict[str, int] = {}
-        self.size = 0
-        for name, parameter in model.named_parameters():
-            self.offsets[name] = self.size
-            self.size += parameter.numel()
-        self.channels, height, width = shape
-        self.padding: int = cast(nn.Conv2d, model.convs[0]).padding[0]  # type: ignore[assignment]
+    def __init__(self, model: ConvNet, shape: tuple[int, ...], precision: str, variance_of: Sequence[int] = ()) -> None:
+        self.precision, self.dtype, self.variance_of = precision, STORAGE[precision], variance_of
+        layout = ParameterLayout.of(model)
+        self.offsets = dict(zip(layout.names, accumulate(layout.sizes, initial=0), strict=False))
+        self.padding = model.padding
         self.stages: list[Stage] = []
-        held = first_stage.padded_channels(self.channels)
-        layer: Any
-        for i, (layer, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
-            groups, eps = (norm.num_groups, norm.eps) if isinstance(norm, nn.GroupNorm) else (0, 0.0)
-            border = layer.padding[0] if i == 0 else 0  # the first stage's images hold their padding
-            stage = Stage(
-                height + 2 * border, width + 2 * border, held, layer.out_channels, layer.kernel_size[0],
-                layer.padding[0] - border, groups, eps,
-            )  # fmt: skip
+        channels, height, width = shape
+        for out in model.channels:
+            stage = Stage(height, width, channels, out, model.kernel, model.padding, model.groups)
             self.stages.append(stage)
-            (height, width), held = (n // 2 for n in stage.map), stage.out
-        self.widths: list[int] = [layer.out_features for layer in cast("list[nn.Linear]", model.linears)]
+            channels, (height, width) = out, (n // 2 for n in stage.map)
+        self.stages[0] = first_stage.prepared(self.stages[0])
+        self.widths = [layer.out_features for layer in cast("list[nn.Linear]", model.linears)]
         self.layers = len(self.stages) + len(self.widths)
 
     @staticmethod
-    def supports(model: nn.Module, shape: tuple[int, ...], variance_of: Sequence[int] = ()) -> bool:
-        """Whether the kernels can run `model`: a ConvNet of images with few channels (k·(k + 1)·(C + 1) ≤ 256), whose
-        convs have 16, 32, 64 or 128 outputs; the groups of GroupNorm a power of two, the first map of even width."""
-        if not isinstance(model, ConvNet) or len(shape) != 3 or not len(model.convs):
-            return False
-        if any(layer not in range(len(model.convs), len(model.relus)) for layer in variance_of):
-            return False
-        convs = cast("list[nn.Conv2d]", list(model.convs))
-        kernel = convs[0].kernel_size[0]
-        if isinstance(model.norms[0], nn.GroupNorm) and (shape[2] + 2 * convs[0].padding[1] - kernel) % 2 == 0:  # type: ignore[operator]
-            return False
-        return kernel * (kernel + 1) * first_stage.padded_channels(shape[0]) <= 256 and all(
-            layer.out_channels in (16, 32, 64, 128)
-            and layer.kernel_size[0] == layer.kernel_size[1]
-            and layer.padding in [(n, n) for n in range(layer.kernel_size[0])]
-            and layer.bias is not None
-            and (not isinstance(norm, nn.GroupNorm) or norm.num_groups & (norm.num_groups - 1) == 0)
-            for layer, norm in zip(convs, model.norms, strict=True)
+    def supports(model: ConvNet, shape: tuple[int, ...], variance_of: Sequence[int] = ()) -> bool:
+        """Whether the kernels can run `model`: images with few channels (k·(k + 1)·(C + 1) ≤ 256), convs with 16, 32,
+        64 or 128 outputs; with GroupNorm, the first map of even width."""
+        kernel, padding, groups, stages = model.kernel, model.padding, model.groups, len(model.channels)
+        return (
+            stages > 0
+            and {*model.channels} <= {16, 32, 64, 128}
+            and kernel * (kernel + 1) * first_stage.padded_channels(shape[0]) <= 256
+            and padding < kernel
+            and (groups == 0 or (shape[2] + 2 * padding - kernel) % 2 == 1)
+            and {*variance_of} <= {*range(stages, len(model.relus))}
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Images [..., H, W, C] in the layout of the kernels; `losses` calls it for images not prepared."""
+        """Images [..., H, W, C] in the layout of the kernels."""
         return first_stage.prepare(x, self.padding, self.dtype)
 
     def images(self, x: Tensor | Images) -> Images:
-        """Images, prepared or not, with all that does not depend on the weights: for a step of several passes."""
+        """Prepared images with all that does not depend on the weights: for a step of several passes."""
         if isinstance(x, Images):
             return x
-        x = (self.prepare(x) if x.shape[-1] == self.channels else x).contiguous()
-        stage = self.stages[0]
-        depth = conv.depth(stage, self.channels)
-        return Images(x, gram.matrices(stage, x, depth, self.precision) if stage.groups else None)
+        x, stage = x.contiguous(), self.stages[0]
+        return Images(x, gram.matrices(stage, x, self.precision) if stage.groups else None)
 
     def losses(self, W: Tensor, x: Tensor | Images, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cross-entropy [S] and MAN terms [S, L] (mean squares of hidden ReLU outputs before pooling, and of logits).
 
-        W [S, P], x [S, B, H, W, C] channels last (or prepared, or `images`), y [S, B]. Means over the batch are
-        weighted by `weight` [S, B] ≥ 0 if given; a client whose weights are all zero has loss zero.
+        W [S, P], x prepared images or `images`, y [S, B]. Means over the batch are weighted by `weight` [S, B] ≥ 0 if
+        given; a client whose weights are all zero has loss zero.
         """
-        return _Losses.apply(W, self.images(x), y, self._share(y, weight), self)
+        ce, man, _ = self._forward(W, self.images(x), y, self._share(y, weight))
+        return ce, man
 
     def gradient(
         self, W: Tensor, x: Tensor | Images, y: Tensor, zeta: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy [S], MAN terms [S, L] and the gradient [S, P] of CE + Σ_l ζ·MAN_l, without autograd.
+        """Cross-entropy [S], MAN terms [S, L] and the gradient [S, P] of CE + Σ_l ζ·MAN_l.
 
         `zeta` holds one value, one per client [S, 1], or one per client and layer [S, L].
         """
@@ -147,9 +124,6 @@ class StackedConvNet:
         whose weights expect a flattened [C, H, W]."""
         return (self.stages[i].out, 1) if i < len(self.stages) - 1 else (1, self.stages[i].pooled)
 
-    def _input_channels(self, i: int) -> int:
-        return self.channels if i == 0 else self.stages[i].channels
-
     def _parts(self, batch: int) -> tuple[int, ...]:
         """How many partial MAN sums each layer writes per client."""
         convs = [activation.parts(stage, batch) for stage in self.stages]
@@ -158,7 +132,7 @@ class StackedConvNet:
 
     def _forward(self, W: Tensor, images: Images, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor, _Saved]:
         """Losses, and what the backward pass needs."""
-        W, y = W.detach().contiguous(), y.contiguous()
+        W, y = W.contiguous(), y.contiguous()
         parts = self._parts(y.shape[1])
         partial = share.new_empty(len(W), self.layers, max(parts))
         saved = _Saved(W, y, share, images.grams, [], [])
@@ -180,7 +154,7 @@ class StackedConvNet:
         stage, share, precision = self.stages[i], saved.share, self.precision
         norm, strides = self._norm(saved.W, i), self._strides(i)
         x = x.view(*share.shape, stage.height, stage.width, stage.channels)
-        w = conv.pack(self._rows(saved.W, f"convs.{i}.weight"), stage, self._input_channels(i), precision)
+        w = conv.pack(self._rows(saved.W, f"convs.{i}.weight"), stage, precision)
         z = stats = None
         if i == 0:
             if norm:
@@ -220,12 +194,12 @@ class StackedConvNet:
             part = first_stage.backward(stage, x, w, share, stats, d, place, dman, strides, precision)
             if norm:
                 part, npart = gram.gradient(stage, w, norm, stats, saved.grams, part, precision)
-            conv.unpack(part, rows, stage, self.channels)
+            conv.unpack(part, rows, stage)
         else:
             d, bpart, npart = activation.backward(stage, z, norm, share, pooled, d, place, stats, dman, strides)
             with side.work(d, bpart):
                 torch.sum(bpart, 1, out=self._rows(dW, f"convs.{i}.bias")[:, : stage.out])
-                conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage, stage.channels)
+                conv.unpack(conv.weight_gradient(stage, x, d, precision), rows, stage)
             d = conv.input_gradient(stage, d, w, precision)
         if norm:
             with side.work(npart):
@@ -252,18 +226,3 @@ class _Saved:
     grams: Any
     inputs: list[Tensor]  # of the linear layers, and the logits
     stages: list[Any]  # of each stage: input, packed weights, map (None: recomputed), pooled map, places, statistics
-
-
-class _Losses(torch.autograd.Function):
-    """The whole model as one node of autograd's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, W: Tensor, x: Images, y: Tensor, share: Tensor, net: StackedConvNet) -> tuple[Tensor, Tensor]:
-        ce, man, ctx.saved = net._forward(W, x, y, share)
-        ctx.net = net
-        return ce, man
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dce: Tensor, dman: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.net._backward(ctx.saved, dce, dman), None, None, None, None

@@ -17,7 +17,10 @@ loads, and they start at even pixels, so that they are 16 bytes wide.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -43,28 +46,20 @@ def padded_channels(channels: int) -> int:
     return triton.next_power_of_2(channels + 1)
 
 
-@triton.jit
-def _prepare(
-    x, out, total,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pixel, c = i // CP, i % CP
-    w, row = pixel % (W + 2 * PAD) - PAD, pixel // (W + 2 * PAD)
-    h, image = row % (H + 2 * PAD) - PAD, row // (H + 2 * PAD)
-    inside = (i < total) & (c < C) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    v = tl.load(x + ((image * H + h) * W + w) * C + c, mask=inside, other=0.0)
-    tl.store(out + i, tl.where(c == CP - 1, 1.0, v.to(tl.float32)), mask=i < total)
-
-
 def prepare(x: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
     """Images [..., H, W, C] as `dtype`, zero-padded, with more channels up to a power of two: zeros, the last ones."""
-    *batch, height, width, channels = x.shape
-    held = padded_channels(channels)
-    out = x.new_empty(*batch, height + 2 * padding, width + 2 * padding, held, dtype=dtype)
-    grid = (triton.cdiv(out.numel(), 1024),)
-    _prepare[grid](x.contiguous(), out, out.numel(), height, width, channels, held, padding, BLOCK=1024)
+    channels = x.shape[-1]
+    out = F.pad(x.to(dtype), (0, padded_channels(channels) - channels, *(padding,) * 4))
+    out[..., -1] = 1
     return out
+
+
+def prepared(stage: Stage) -> Stage:
+    """The stage as it reads prepared images."""
+    border, held = 2 * stage.padding, padded_channels(stage.channels)
+    return replace(
+        stage, height=stage.height + border, width=stage.width + border, channels=held, padding=0, image=stage.channels
+    )
 
 
 @triton.jit
@@ -217,54 +212,36 @@ def _backward(
     tl.store(part + (pair * O + o)[:, None] * KP + tl.arange(0, KP)[None, :], acc)
 
 
-def constants(stage: Stage) -> dict[str, int]:
-    """The stage's constants; prepared images contain their padding, so there is no PAD."""
-    return {key: value for key, value in stage.constants.items() if key != "PAD"}
-
-
-TILES = {
-    "bf16": ((32, 32, 4, 3), (32, 32, 4, 3)),
-    "tf32": ((32, 32, 4, 1), (32, 32, 4, 1)),
-    "fp32": ((32, 32, 4, 1), (32, 32, 8, 1)),
-}
-"""By precision, forward and backward: windows and channels per tile, warps, stages; limited by the registers."""
-
-
-def _options(stage: Stage, tile: tuple[int, int, int, int], chunk: int) -> Launch:
-    windows, channels, warps, stages = tile
+def _options(stage: Stage, chunk: int, channels: int, warps: int, stages: int) -> Launch:
+    """Windows and channels per tile, windows per program, warps, stages; limited by the registers."""
     return {
-        "BM": windows, "BO": min(channels, stage.out), "CHUNK": stage.windows if stage.groups else chunk,
+        "BM": 32, "BO": min(channels, stage.out), "CHUNK": stage.windows if stage.groups else chunk,
         "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
 
 
 def forward_options(stage: Stage, precision: str) -> Launch:
-    tile = TILES[precision][0]
     if precision == "bf16" and stage.kernel > 3:  # larger patches: all channels at once read them less often
-        tile = (32, 64, 8, 2)
-    return _options(stage, tile, 256)
+        return _options(stage, 256, 64, 8, 2)
+    return _options(stage, 256, 32, 4, 3 if precision == "bf16" else 1)
 
 
 def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> Launch:
     """About 400 chunks, three per multiprocessor of an H200: fewer leave it idle, more write more partial sums."""
-    tile = TILES[precision][1]
-    share = clients * batch * stage.windows * (stage.out // min(tile[1], stage.out)) // 400
-    return _options(stage, tile, min(1024, max(tile[0], triton.next_power_of_2(share))))
-
-
-def _chunks(stage: Stage, batch: int, options: Launch) -> int:
-    return triton.cdiv(batch * stage.windows, options["CHUNK"])
+    share = clients * batch * stage.windows * (stage.out // min(32, stage.out)) // 400
+    chunk = min(1024, max(32, triton.next_power_of_2(share)))
+    return _options(stage, chunk, 32, 8 if precision == "fp32" else 4, 3 if precision == "bf16" else 1)
 
 
 def parts(stage: Stage, batch: int, precision: str) -> int:
     """How many partial MAN sums `forward` writes per client."""
     options = forward_options(stage, precision)
-    return _chunks(stage, batch, options) * (stage.out // options["BO"])
+    return stage.chunks(batch, options) * (stage.out // options["BO"])
 
 
 def forward(
     stage: Stage, x: Tensor, w: Tensor, share: Tensor, stats: Tensor | None, man: Tensor,
-    strides: tuple[int, int], precision: str, options: Launch | None = None,
+    strides: tuple[int, int], precision: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Pooled output [S, B, pixels·O] and places of the maxima [S, B, windows, O].
 
@@ -273,19 +250,19 @@ def forward(
     a channel in the pooled output.
     """
     clients, batch = share.shape
-    options = options or forward_options(stage, precision)
+    options = forward_options(stage, precision)
     pooled = x.new_empty(clients, batch, stage.pooled * stage.out)
     arg = x.new_empty(clients, batch, stage.windows, stage.out, dtype=torch.int8)
-    _forward[(_chunks(stage, batch, options), stage.out // options["BO"], clients)](
+    _forward[(stage.chunks(batch, options), stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, pooled, arg, man, batch, man.stride(0), *strides,
-        **constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
+        **stage.constants(_forward), NORM=stats is not None, KP=stage.depth, PRECISION=precision, **options,
     )  # fmt: skip
     return pooled, arg
 
 
 def backward(
     stage: Stage, x: Tensor, w: Tensor, share: Tensor, stats: Tensor | None, grad: Tensor, arg: Tensor,
-    dman: Tensor, strides: tuple[int, int], precision: str, options: Launch | None = None,
+    dman: Tensor, strides: tuple[int, int], precision: str,
 ) -> Tensor:  # fmt: skip
     """Partial gradients [S, 2·chunks, O, KP] (of pairs: `conv.unpack`) for the packed weights.
 
@@ -293,11 +270,11 @@ def backward(
     GroupNorm a chunk is a sample, and `gram.gradient` has to follow.
     """
     clients, batch = share.shape
-    options = options or backward_options(stage, precision, clients, batch)
-    count = _chunks(stage, batch, options)
-    part = share.new_empty(clients, 2 * count, stage.out, w.shape[-1])
+    options = backward_options(stage, precision, clients, batch)
+    count = stage.chunks(batch, options)
+    part = share.new_empty(clients, 2 * count, stage.out, stage.depth)
     _backward[(count, stage.out // options["BO"], clients)](
         x, w, share, share if stats is None else stats, grad, arg, dman, part, batch, dman.stride(0), *strides,
-        **constants(stage), NORM=stats is not None, KP=w.shape[-1], PRECISION=precision, **options,
+        **stage.constants(_backward), NORM=stats is not None, KP=stage.depth, PRECISION=precision, **options,
     )  # fmt: skip
     return part

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedman.kernels.first_stage import constants, pair_weights, patches
+from fedman.kernels.first_stage import pair_weights, patches
 from fedman.kernels.stage import Launch, Stage
 from fedman.kernels.tiles import dot, group_sum, moments
 
@@ -119,56 +119,51 @@ STATISTICS: Launch = {"BO": 64, "num_warps": 4}
 GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 4, "num_stages": 2}
 
 
-def _channels(stage: Stage, options: Launch) -> int:
-    """Channels per program: about as many as in the options, but whole groups."""
-    return min(stage.out, max(options["BO"], stage.out // stage.groups))
+def _whole_groups(stage: Stage, channels: int) -> int:
+    """Channels per program: about as many as asked for, but whole groups."""
+    return min(stage.out, max(channels, stage.out // stage.groups))
 
 
-def matrices(stage: Stage, x: Tensor, depth: int, precision: str, options: Launch = MATRICES) -> Tensor:
-    """The Gram matrices [S, B, KP, KP] of the images' patches, `depth` = KP numbers each. They need no weights."""
+def matrices(stage: Stage, x: Tensor, precision: str) -> Tensor:
+    """The Gram matrices [S, B, KP, KP] of the images' patches, KP numbers each. They need no weights."""
     clients, batch = x.shape[:2]
-    grams = x.new_empty(clients, batch, depth, depth, dtype=torch.float32)
-    shape = {key: value for key, value in constants(stage).items() if key != "O"}
-    _matrices[(batch, clients)](x, grams, batch, **shape, KP=depth, PRECISION=precision, **options)
+    grams = x.new_empty(clients, batch, stage.depth, stage.depth, dtype=torch.float32)
+    constants = stage.constants(_matrices) | MATRICES
+    _matrices[(batch, clients)](x, grams, batch, KP=stage.depth, PRECISION=precision, **constants)
     return grams
 
 
-def statistics(
-    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], grams: Tensor, options: Launch = STATISTICS
-) -> Tensor:
+def statistics(stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], grams: Tensor) -> Tensor:
     """Mean, 1/σ, scale and shift of each sample and channel [S, B, 4, O].
 
     The normalised map is z·scale + shift. `norm` are GroupNorm's scale and shift, rows of the flat parameters.
     """
-    clients, batch, depth, _ = grams.shape
-    gamma, beta = norm
-    (oh, ow), channels = stage.map, _channels(stage, options)
+    clients, batch = grams.shape[:2]
+    options = STATISTICS | {"BO": _whole_groups(stage, STATISTICS["BO"])}
     stats = grams.new_empty(clients, batch, 4, stage.out)
-    _statistics[(batch, stage.out // channels, clients)](
-        w, gamma, beta, grams, stats, batch, gamma.stride(0), C=stage.channels, O=stage.out, OH=oh, OW=ow,
-        G=stage.groups, EPS=stage.eps, KP=depth, **(options | {"BO": channels}),
-    )  # fmt: skip
+    _statistics[(batch, stage.out // options["BO"], clients)](
+        w, *norm, grams, stats, batch, norm[0].stride(0), **stage.constants(_statistics), KP=stage.depth, **options
+    )
     return stats
 
 
 def gradient(
-    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str,
-    options: Launch = GRADIENT,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    stage: Stage, w: Tensor, norm: tuple[Tensor, Tensor], stats: Tensor, grams: Tensor, part: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
     """Partial gradients for the map [S, 2·chunks, O, KP], from those for the normalised map, and of γ and β
     [S, chunks, 2, O].
 
     Samples and channels are split over about `PROGRAMS` programs (800: six per multiprocessor of an H200).
     """
     clients, batch = stats.shape[:2]
-    tile = {key: value for key, value in options.items() if key != "PROGRAMS"} | {"BO": _channels(stage, options)}
-    blocks = stage.out // tile["BO"]
-    samples = 1 << max(0, (clients * batch * blocks // options["PROGRAMS"]).bit_length() - 1)
-    chunks, depth, (oh, ow) = triton.cdiv(batch, samples), w.shape[-1], stage.map
-    whole = part.new_empty(clients, 2 * chunks, stage.out, depth)
+    options = GRADIENT | {"BO": _whole_groups(stage, GRADIENT["BO"])}
+    blocks = stage.out // options["BO"]
+    samples = 1 << max(0, (clients * batch * blocks // options.pop("PROGRAMS")).bit_length() - 1)
+    chunks = triton.cdiv(batch, samples)
+    whole = part.new_empty(clients, 2 * chunks, stage.out, stage.depth)
     npart = stats.new_empty(clients, chunks, 2, stage.out)
     _gradient[(chunks, blocks, clients)](
-        w, norm[0], stats, grams, part, whole, npart, batch, norm[0].stride(0), C=stage.channels, O=stage.out, OH=oh,
-        OW=ow, G=stage.groups, KP=depth, SAMPLES=samples, EXACT=precision == "fp32", **tile,
+        w, norm[0], stats, grams, part, whole, npart, batch, norm[0].stride(0), **stage.constants(_gradient),
+        KP=stage.depth, SAMPLES=samples, EXACT=precision == "fp32", **options,
     )  # fmt: skip
     return whole, npart

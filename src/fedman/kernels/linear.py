@@ -97,64 +97,57 @@ INPUT: Launch = {"BM": 64, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 4}
 WEIGHT: Launch = {"BM": 64, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 1}
 
 
-def _split(rows: Tensor, n: int, i: int) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Weight and bias inside rows of parameters, and the constants of a layer from i to n features.
+def _constants(rows: Tensor, n: int, i: int) -> dict[str, int]:
+    """Of a layer from i to n features.
 
     ALIGN tells the compiler the alignment of row starts (in floats), so that it can load vectors.
     """
-    constants = {"I": i, "N": n, "ALIGN": math.gcd(rows.stride(0), 4)}
-    return rows, rows[:, n * i :], constants
+    return {"I": i, "N": n, "ALIGN": math.gcd(rows.stride(0), 4)}
 
 
-def blocks(batch: int, n: int, options: Launch = FORWARD) -> int:
+def _tiles(columns: int, rows: int, options: Launch) -> tuple[int, int]:
+    return triton.cdiv(columns, options["BN"]), triton.cdiv(rows, options["BM"])
+
+
+def blocks(batch: int, n: int) -> int:
     """How many partial MAN sums `forward` writes per client."""
-    return triton.cdiv(n, options["BN"]) * triton.cdiv(batch, options["BM"])
+    return math.prod(_tiles(n, batch, FORWARD))
 
 
-def forward(
-    x: Tensor, rows: Tensor, n: int, hidden: bool, share: Tensor, man: Tensor, precision: str,
-    options: Launch = FORWARD,
-) -> Tensor:  # fmt: skip
+def forward(x: Tensor, rows: Tensor, n: int, hidden: bool, share: Tensor, man: Tensor, precision: str) -> Tensor:
     """x [S, B, I] through the layer at the start of `rows` (weight [n, I], bias [n]), ReLU if `hidden`.
 
     The result has x's type if hidden; logits are fp32. Partial MAN sums go to `man`.
     """
     clients, batch, i = x.shape
-    w, bias, constants = _split(rows, n, i)
     out = x.new_empty(clients, batch, n, dtype=x.dtype if hidden else torch.float32)
-    grid = (triton.cdiv(n, options["BN"]), triton.cdiv(batch, options["BM"]), clients)
-    _forward[grid](
-        x, w, bias, share, out, man, batch, rows.stride(0), man.stride(0),
-        **constants, HIDDEN=hidden, PRECISION=precision, **options,
+    _forward[(*_tiles(n, batch, FORWARD), clients)](
+        x, rows, rows[:, n * i :], share, out, man, batch, rows.stride(0), man.stride(0),
+        **_constants(rows, n, i), HIDDEN=hidden, PRECISION=precision, **FORWARD,
     )  # fmt: skip
     return out
 
 
-def input_gradient(
-    dz: Tensor, rows: Tensor, x: Tensor, dman: Tensor | None, share: Tensor, precision: str,
-    options: Launch = INPUT,
-) -> Tensor:  # fmt: skip
+def input_gradient(dz: Tensor, rows: Tensor, x: Tensor, dman: Tensor | None, share: Tensor, precision: str) -> Tensor:
     """dF/dx; with `dman` (x is then a hidden ReLU output a with that MAN gradient) dF/dz of the layer before.
 
     dz' = [a > 0]·dF/da + 2ζ·share/n·a.
     """
     clients, batch, n = dz.shape
     i = x.shape[-1]
-    w, _, constants = _split(rows, n, i)
     out = torch.empty_like(x)
     strength = share if dman is None else dman
-    grid = (triton.cdiv(i, options["BN"]), triton.cdiv(batch, options["BM"]), clients)
-    _input_gradient[grid](
-        dz, w, x, share, strength, out, batch, rows.stride(0), strength.stride(0),
-        **constants, HIDDEN=dman is not None, PRECISION=precision, **options,
+    _input_gradient[(*_tiles(i, batch, INPUT), clients)](
+        dz, rows, x, share, strength, out, batch, rows.stride(0), strength.stride(0),
+        **_constants(rows, n, i), HIDDEN=dman is not None, PRECISION=precision, **INPUT,
     )  # fmt: skip
     return out
 
 
-def weight_gradient(dz: Tensor, x: Tensor, rows: Tensor, precision: str, options: Launch = WEIGHT) -> None:
+def weight_gradient(dz: Tensor, x: Tensor, rows: Tensor, precision: str) -> None:
     """Write dF/dweight and dF/dbias to `rows`, the layer's columns of the flat gradient."""
     clients, batch, n = dz.shape
     i = x.shape[-1]
-    dw, db, constants = _split(rows, n, i)
-    grid = (triton.cdiv(i, options["BN"]), triton.cdiv(n, options["BM"]), clients)
-    _weight_gradient[grid](dz, x, dw, db, batch, rows.stride(0), **constants, PRECISION=precision, **options)
+    _weight_gradient[(*_tiles(i, n, WEIGHT), clients)](
+        dz, x, rows, rows[:, n * i :], batch, rows.stride(0), **_constants(rows, n, i), PRECISION=precision, **WEIGHT
+    )

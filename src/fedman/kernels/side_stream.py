@@ -24,10 +24,8 @@ class SideStream:
     @contextmanager
     def work(self, *reads: Any) -> Iterator[None]:
         self.held.append(reads)
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream())
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield
 

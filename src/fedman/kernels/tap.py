@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 @triton.jit
-def _squares(a, s, n, total, BLOCK: tl.constexpr, SUM: tl.constexpr):
+def _squares(a, s, n, total, BLOCK: tl.constexpr):
+    SUM: tl.constexpr = s.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     entries = tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), SUM)
@@ -24,26 +25,15 @@ def _squares(a, s, n, total, BLOCK: tl.constexpr, SUM: tl.constexpr):
 
 
 @triton.jit
-def _gradient(
-    grad_a,
-    a,
-    grad_s,
-    out,
-    n,
-    stride_s,
-    total,
-    GIVEN: tl.constexpr,
-    RELU: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SUM: tl.constexpr,
-):
+def _gradient(grad_a, a, grad_s, out, n, stride_s, total, RELU: tl.constexpr, BLOCK: tl.constexpr):
+    SUM: tl.constexpr = grad_s.dtype.element_ty
     row = tl.program_id(1).to(tl.int64)
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entries < n
     at = row * n + entries
     v = tl.load(a + at, mask=inside).to(SUM)
-    g = v * (2 * tl.load(grad_s + row * stride_s).to(SUM) / total)
-    if GIVEN:
+    g = v * (2 * tl.load(grad_s + row * stride_s) / total)
+    if grad_a is not None:
         above = tl.load(grad_a + at, mask=inside).to(SUM)
         g += tl.where(v <= 0, 0.0, above) if RELU else above
     tl.store(out + at, g, mask=inside)
@@ -51,10 +41,10 @@ def _gradient(
 
 def squares(a: Tensor, keep: int, total: int) -> Tensor:
     """s = Σ a²/total over all dimensions but the first `keep`."""
-    s = torch.empty(a.shape[:keep], device=a.device, dtype=_sum_dtype(a))
+    s = torch.empty(a.shape[:keep], device=a.device, dtype=torch.promote_types(a.dtype, torch.float32))
     rows, n = s.numel(), a.numel() // s.numel()
     block = min(triton.next_power_of_2(n), 4096)
-    _squares[(rows,)](a, s, n, total, BLOCK=block, SUM=_SUMS[s.dtype], num_warps=max(1, block // 256))
+    _squares[(rows,)](a, s, n, total, BLOCK=block, num_warps=max(1, block // 256))
     return s
 
 
@@ -64,15 +54,5 @@ def gradient(grad_a: Tensor | None, a: Tensor, grad_s: Tensor, total: int, relu:
     out = torch.empty_like(a)
     rows, n = grad_s.numel(), a.numel() // grad_s.numel()
     block = min(triton.next_power_of_2(n), 512)
-    _gradient[(triton.cdiv(n, block), rows)](
-        grad_a, a, grad_s, out, n, grad_s.stride(0), total, grad_a is not None, relu,
-        BLOCK=block, SUM=_SUMS[_sum_dtype(a)],
-    )  # fmt: skip
+    _gradient[(triton.cdiv(n, block), rows)](grad_a, a, grad_s, out, n, grad_s.stride(0), total, relu, BLOCK=block)
     return out
-
-
-_SUMS = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
-def _sum_dtype(a: Tensor) -> torch.dtype:
-    return torch.float64 if a.dtype == torch.float64 else torch.float32

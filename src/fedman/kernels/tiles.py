@@ -8,12 +8,8 @@ An odd map has incomplete windows at its edge: they count in MAN and have no poo
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
-
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
@@ -21,12 +17,9 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
     """acc + a·b with fp32 accumulation; operands as bf16, as TF32, or as fp32.
 
     An fp32 operand is the sum of two TF32 values, and three of their four products on the tensor cores leave an error
-    of 1e-6: twice as fast as fp32 outside them. The interpreter has no product of bf16 values: it rounds the operands
-    and multiplies in fp32.
+    of 1e-6: twice as fast as fp32 outside them.
     """
-    if PRECISION == "bf16" and INTERPRETED:
-        return tl.dot(a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32), acc)
-    elif PRECISION == "bf16":
+    if PRECISION == "bf16":
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     else:
         return tl.dot(a, b, acc, input_precision="tf32" if PRECISION == "tf32" else "tf32x3")

@@ -21,14 +21,6 @@ OPTIONS: Launch = {"BLOCK": 8192, "num_warps": 8}
 
 
 @triton.jit
-def _squares(g, part, P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    s = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(g + tl.multiple_of(s * P, ALIGN) + i, mask=i < P, other=0.0)
-    tl.store(part + s * tl.num_programs(0) + tl.program_id(0), tl.sum(v * v, 0))
-
-
-@triton.jit
 def _of_row(value, s, stride, ROWS: tl.constexpr):
     """The value of row s, or the one for all rows."""
     if ROWS:
@@ -38,14 +30,19 @@ def _of_row(value, s, stride, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _norm(part, s, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """The norm of row s from its partial sums of squares."""
+    p = tl.arange(0, ROWS)
+    return tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
+
+
+@triton.jit
 def _update(
     w, g, out, part, lr, extra, clip, decay, lr_stride, extra_stride, EXTRAS: tl.constexpr,
     P: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(1).to(tl.int64)
-    p = tl.arange(0, ROWS)
-    norm = tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
-    factor = clip / (norm + 1e-6)
+    factor = clip / (_norm(part, s, PARTS, ROWS) + 1e-6)
     factor = tl.where(factor > 1.0, 1.0, factor)
     eta = tl.load(lr + s * lr_stride)
     decay += _of_row(extra, s, extra_stride, EXTRAS)
@@ -66,10 +63,11 @@ def _scale(v, is_weight, i, eta, P: tl.constexpr, ADAPT: tl.constexpr):
 
 
 @triton.jit
-def _scaled_squares(
+def _squares(
     w, g, is_weight, part, eta, eta_stride, ADAPT: tl.constexpr, ETAS: tl.constexpr,
     P: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A block's part of ‖T·g‖²; T is 1 if not ADAPT, and only g and `part` are used."""
     s = tl.program_id(1).to(tl.int64)
     eta = _of_row(eta, s, eta_stride, ETAS)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -89,8 +87,7 @@ def _climb(
     s = tl.program_id(1).to(tl.int64)
     rho = _of_row(rho, s, rho_stride, RHOS)
     eta = _of_row(eta, s, eta_stride, ETAS)
-    p = tl.arange(0, ROWS)
-    norm = tl.sqrt(tl.sum(tl.load(part + s * PARTS + p, mask=p < PARTS, other=0.0), 0))
+    norm = _norm(part, s, PARTS, ROWS)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.multiple_of(s * P, ALIGN) + i
     v = tl.load(w + at, mask=i < P)
@@ -98,51 +95,47 @@ def _climb(
     tl.store(out + at, v + scale * scale * tl.load(g + at, mask=i < P) * (rho / (norm + eps)), mask=i < P)
 
 
-def clip_update(
-    w: Tensor, g: Tensor, lr: Tensor, clip: float = math.inf, decay: float = 0.0, extra: Tensor | float = 0.0,
-    out: Tensor | None = None, options: Launch = OPTIONS,
-) -> Tensor:  # fmt: skip
+def clip_update(w: Tensor, g: Tensor, lr: Tensor, clip: float, decay: float, extra: Tensor | float) -> Tensor:
     """`w − lr·(g·min(1, clip/(‖g‖ + 1e-6)) + (decay + extra)·w)` for rows of fp32 `w` and `g` [S, P].
 
-    `lr` is a tensor on the device, with one value or one per row; `extra` is such a tensor or a number. `out` may be
-    `w`.
+    `lr` is a tensor on the device, with one value or one per row; `extra` is such a tensor or a number.
     """
     w, g = w.contiguous(), g.contiguous()
-    clients, size = w.shape
-    out = torch.empty_like(w) if out is None else out
-    parts = triton.cdiv(size, options["BLOCK"])
-    part = w.new_empty(clients, parts)
-    constants = {"P": size, "ALIGN": math.gcd(size, 4), **options}
-    _squares[(parts, clients)](g, part, **constants)
-    _update[(parts, clients)](
+    part, sums, constants = _launch(w)
+    out = torch.empty_like(w)
+    _squares[part.shape[::-1]](w, g, g, part, 0.0, 0, ADAPT=False, ETAS=False, **constants)
+    _update[part.shape[::-1]](
         w, g, out, part, lr, extra, clip, decay, _stride(lr), _stride(extra),
-        EXTRAS=isinstance(extra, Tensor), PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
+        EXTRAS=isinstance(extra, Tensor), **sums, **constants,
     )  # fmt: skip
     return out
 
 
 def climb(
-    w: Tensor, s: Tensor, rho: Tensor | float, eps: float, eta: Tensor | float | None, is_weight: Tensor,
-    options: Launch = OPTIONS,
-) -> Tensor:  # fmt: skip
+    w: Tensor, s: Tensor, rho: Tensor | float, eps: float, eta: Tensor | float | None, is_weight: Tensor
+) -> Tensor:
     """`w + ρ·T²s/(‖Ts‖ + ε)` for rows of fp32 `w` and `s` [S, P]; T is |w| + η where `is_weight` [P], else 1.
 
     With `eta` None T is 1. `rho` and `eta` are numbers, or tensors on the device with one value per row.
     """
     w, s = w.contiguous(), s.contiguous()
-    clients, size = w.shape
-    parts = triton.cdiv(size, options["BLOCK"])
-    part, out = w.new_empty(clients, parts), torch.empty_like(w)
-    constants = {
-        "ADAPT": eta is not None, "ETAS": isinstance(eta, Tensor), "P": size, "ALIGN": math.gcd(size, 4), **options,
-    }  # fmt: skip
-    weights, eta = is_weight.view(torch.uint8), 0.0 if eta is None else eta
-    _scaled_squares[(parts, clients)](w, s, weights, part, eta, _stride(eta), **constants)
-    _climb[(parts, clients)](
+    part, sums, constants = _launch(w)
+    constants |= {"ADAPT": eta is not None, "ETAS": isinstance(eta, Tensor)}
+    weights, out, eta = is_weight.view(torch.uint8), torch.empty_like(w), 0.0 if eta is None else eta
+    _squares[part.shape[::-1]](w, s, weights, part, eta, _stride(eta), **constants)
+    _climb[part.shape[::-1]](
         w, s, weights, out, part, rho, eps, eta, _stride(rho), _stride(eta),
-        RHOS=isinstance(rho, Tensor), PARTS=parts, ROWS=triton.next_power_of_2(parts), **constants,
+        RHOS=isinstance(rho, Tensor), **sums, **constants,
     )  # fmt: skip
     return out
+
+
+def _launch(w: Tensor) -> tuple[Tensor, Launch, Launch]:
+    """Partial sums [S, parts] of the rows, to be written; the constants of those who read them, and of all."""
+    clients, size = w.shape
+    parts = triton.cdiv(size, OPTIONS["BLOCK"])
+    sums = {"PARTS": parts, "ROWS": triton.next_power_of_2(parts)}
+    return w.new_empty(clients, parts), sums, {"P": size, "ALIGN": math.gcd(size, 4), **OPTIONS}
 
 
 def _stride(v: Tensor | float) -> int:

@@ -29,6 +29,7 @@ class ConvNet(nn.Module):
         hidden: Sequence[int] = (384, 192),
     ) -> None:
         super().__init__()
+        self.channels, self.kernel, self.padding, self.groups = channels, kernel, padding, groups
         c, height, width = shape
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()

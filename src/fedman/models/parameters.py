@@ -53,12 +53,7 @@ class ParameterLayout:
 
     def is_weight(self) -> Tensor:
         """`[P]`: True for the entries of tensors whose name contains "weight"."""
-        return torch.cat(
-            [
-                torch.full((shape.numel(),), "weight" in name)
-                for name, shape in zip(self.names, self.shapes, strict=True)
-            ]
-        )
+        return torch.tensor(["weight" in name for name in self.names]).repeat_interleave(torch.tensor(self.sizes))
 
 
 def flatten(model: nn.Module) -> Tensor:

@@ -10,7 +10,6 @@ The coefficient g_s stays a tensor, so there is no host synchronisation and a CU
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -112,10 +111,7 @@ def _is_relu(a: Tensor, z: Tensor) -> bool:
 
 def _kernels_apply(a: Tensor, keep: int) -> bool:
     """Whether the GPU kernels can measure `a`."""
-    return a.is_cuda and _available(a.device) and _in_rows(a, keep)
-
-
-_available = functools.cache(kernels.available)
+    return a.is_cuda and kernels.available(a.device) and _in_rows(a, keep)
 
 
 def _in_rows(a: Tensor, keep: int) -> bool:

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 from types import CodeType, FrameType
 from typing import Any
 
@@ -73,14 +74,14 @@ class _Pass:
 
     grad: bool  # whether gradients were enabled when it began
     taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
-    uses: dict[str, int] = field(default_factory=dict)  # by layer
     last: Tensor | None = None  # the activation tapped last
     depth: int = 1  # nested calls of the model: more than one where it calls itself
     muted: int = 0  # activation modules being called: their functional calls do not count
 
     def tap(self, name: str, out: Any, z: Any = None, measure: Measure | None = None, first: str = "") -> Any:
-        """Measure `out`, computed from z, as layer `name` (first use: `name + first`; "" is the model itself).
+        """Measure `out`, computed from z, as layer `name` ("" is the model itself).
 
+        Its first use counts as `name + first`, the others as `name#2`, `name#3`, ..., skipping what is taken.
         Returns the output to pass on.
         """
         leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out)
@@ -99,18 +100,10 @@ class _Pass:
                 raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
             s = s / s.numel()
         self.last = leaves[i]
-        self.taps[self.key(name or "output", first)] = s if s.ndim else s.unsqueeze(0)
+        name = name or "output"
+        keys = chain([name + first], (f"{name}#{k}" for k in count(2)))
+        self.taps[next(key for key in keys if key not in self.taps)] = s if s.ndim else s.unsqueeze(0)
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
-
-    def key(self, name: str, first: str) -> str:
-        """`name + first`; from the second use on `name#2`, ..., skipping what is taken."""
-        k = self.uses.get(name + first, 0) + 1
-        key = name + first if k == 1 else f"{name}#{k}"
-        while key in self.taps:
-            k += 1
-            key = f"{name}#{k}"
-        self.uses[name + first] = k
-        return key
 
 
 class _FunctionalTaps(TorchFunctionMode):
@@ -122,8 +115,15 @@ class _FunctionalTaps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = ACTIVATION_FUNCTIONS.get(func)
-        return out if name is None else self.man._tap_function(self, name, out, args)
+        name, current = ACTIVATION_FUNCTIONS.get(func), self.man._running
+        if name is None or current is None or current.muted or self.man._functional is not self:
+            return out
+        if not out.is_floating_point():
+            return out
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
+            # Its recomputation in the backward pass saves less than the first run: the mode is off there.
+            raise UserError(f"ActivationNorm: {name} is called as a function in a checkpointed part; use its nn.Module")
+        return current.tap(name, out, args[0] if args else None, first="#1")
 
 
 class ActivationNorm:
@@ -182,12 +182,6 @@ class ActivationNorm:
             handle.remove()
         self._done = None
 
-    def __enter__(self) -> ActivationNorm:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles of a model with its hooks: everything but the state of a forward pass."""
         return {**self.__dict__, "_running": None, "_done": None, "_report": ((), None)}
@@ -222,7 +216,10 @@ class ActivationNorm:
             if sum(frame.f_locals["self"] is model for frame in _frames(nn.Module._call_impl.__code__)) > 1:
                 self._running.depth += 1
                 return
-            self._forget_interrupted()
+            if self._functional is not None:  # its mode may be active still: KeyboardInterrupt calls no hooks
+                if torch.overrides._get_current_function_mode() is self._functional:
+                    self._functional.__exit__(None, None, None)
+                self._functional = _FunctionalTaps(self)
         self._done, self._running = None, _Pass(torch.is_grad_enabled())
         if self._functional is not None:
             self._functional.__enter__()
@@ -246,13 +243,6 @@ class ActivationNorm:
         current.last, self._done = None, current
         return out
 
-    def _forget_interrupted(self) -> None:
-        """Remove the mode that a forward pass left active when it ended in KeyboardInterrupt, which calls no hooks."""
-        if self._functional is not None:
-            if torch.overrides._get_current_function_mode() is self._functional:
-                self._functional.__exit__(None, None, None)
-            self._functional = _FunctionalTaps(self)
-
     def _mute(self, module: nn.Module, args: Any) -> None:
         """Do not count the functional calls inside an activation module."""
         if self._running is not None and not _recomputing():
@@ -269,15 +259,6 @@ class ActivationNorm:
             self._running.muted -= 1
         with torch._C.DisableTorchFunction():  # the tap's own calls need not go through the mode: 30 µs a layer
             return self._running.tap(name, out, z, measure)
-
-    def _tap_function(self, mode: _FunctionalTaps, name: str, out: Tensor, args: tuple[Any, ...]) -> Any:
-        current = self._running
-        if current is None or current.muted or mode is not self._functional or not out.is_floating_point():
-            return out
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
-            # Its recomputation in the backward pass saves less than the first run: the mode is off there.
-            raise UserError(f"ActivationNorm: {name} is called as a function in a checkpointed part; use its nn.Module")
-        return current.tap(name, out, args[0] if args else None, first="#1")
 
 
 def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
