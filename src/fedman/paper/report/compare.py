@@ -103,7 +103,7 @@ class Comparison:
     @property
     def in_paper(self) -> bool:
         """Whether the paper has a table for this data set."""
-        return paper.covers(self.dataset)
+        return self.dataset in paper.TABLES
 
     @property
     def partitions(self) -> list[str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurement, Measurements, Number, entries
+from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements, Number, entries
 from fedman.paper.report.series import Setting, method_order, method_title, papers_variant, slug
 from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
@@ -36,7 +36,7 @@ class Measured(Setting):
         best: Measurements = {}
         for file in self.files:
             for name, entry in entries(file).items():
-                if name not in best or samples(entry) > samples(entries(best)[name]):
+                if name not in best or entry.get("samples", 0) > entries(best)[name].get("samples", 0):
                     entries(best)[name] = entry
         return best
 
@@ -64,11 +64,6 @@ def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
     return sorted(
         found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.variant, m.zeta, m.seed)
     )
-
-
-def samples(entry: Measurement) -> int:
-    """The number of training samples; 0 where a file does not say."""
-    return entry.get("samples", 0)
 
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
@@ -137,11 +132,11 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
         first = run["dataset"], run["partition"], title, _variant(record), str(run["seed"])
         for model, file in record["models"].items():
             if "top" in file and (value := file["top"]["values"][0]) is not None:
-                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(samples(file["top"]) or BLANK)))
+                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(file["top"].get("samples", BLANK))))
             if "trace" in file and (value := file["trace"]["value"]) is not None:
                 error = file["trace"]["error"]
                 shown = BLANK if error is None else f"{error:.3g}"
-                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(samples(file["trace"]) or BLANK)))
+                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(file["trace"].get("samples", BLANK))))
     header = ["data", "partition", "method", "changed", "seed", "model", "of the Hessian", "value", "standard error",
               "samples"]  # fmt: skip
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
@@ -150,7 +145,7 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
 def basis(measured: Sequence[Measured]) -> str:
     """Which Hessian it is, in words."""
     used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
-    counts = sorted({samples(entry) for entry in used} - {0})
+    counts = sorted({entry["samples"] for entry in used if "samples" in entry})
     known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
     on = f"{known} training samples" if known else "training samples"
     return f"Hessian of the mean cross-entropy on {on}, at the mean of all clients' last models."

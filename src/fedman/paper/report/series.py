@@ -188,7 +188,7 @@ def _papers(config: Settings) -> Settings:
     keys = {k: config[k] for k in ("partition", "algorithm", "zeta")}
     try:
         name = str(config["dataset"])
-        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if paper.covers(name) else {}
+        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if name in paper.TABLES else {}
     except UserError:
         return {}  # a results file of another version of the program
 
