@@ -44,7 +44,10 @@ def target(dataset: str, partition: str, algorithm: str, man: bool) -> Target | 
 def sharpness(dataset: str, partition: str, algorithm: str, man: bool) -> Sharpness | None:
     """The paper's largest Hessian eigenvalue and trace, where it gives them."""
     cell = _cell("hessian", dataset, partition, algorithm)
-    return Sharpness(*cell["man" if man else "plain"], doubt=cell.get("doubt", "")) if cell else None
+    if not cell:
+        return None
+    top, trace = cell["man" if man else "plain"]
+    return Sharpness(top, trace, cell.get("doubt", ""))
 
 
 def title(dataset: str) -> str:

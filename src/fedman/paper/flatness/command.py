@@ -138,18 +138,11 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
     screen.table("flatness of the training loss (cross-entropy alone)", header, rows)
-    blocks = [
-        [
-            name,
-            layer,
-            f"{b['top']:.4g}",
-            _trace(b["trace"]),
-            "" if b["input_norm"] is None else f"{b['input_norm']:.4g}",
-        ]
-        for name, m in measured.items()
-        if "layers" in m
-        for layer, b in m["layers"]["blocks"].items()
-    ]
+    blocks = []
+    for name, m in measured.items():
+        for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():
+            norm = "" if b["input_norm"] is None else f"{b['input_norm']:.4g}"
+            blocks.append([name, layer, f"{b['top']:.4g}", _trace(b["trace"]), norm])
     if blocks:
         screen.table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
     bounds = [

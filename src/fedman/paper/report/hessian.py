@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
@@ -61,24 +62,19 @@ def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
             run, variant = record["run"], _variant(record)
             new = Measured(run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant, run["seed"], [])
             found.setdefault(new, new).files.append(record["models"][MODEL])
-    return sorted(
-        found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.variant, m.zeta, m.seed)
-    )
+    return sorted(found.values(), key=_order)
 
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
-    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
-    for m in measured:
-        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.label, m.zeta), []).append(m)
-    return [_table(*key, list(members.values())) for key, members in groups.items()]
+    return [_table(*place, members) for place, members in groupby(measured, lambda m: (m.dataset, m.partition))]
 
 
-def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -> Table:
+def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
     rows = []
     doubts = ""
-    for members in groups:
+    for members in (list(group) for _, group in groupby(measured, lambda m: (m.label, m.zeta))):
         theirs = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
         star = "*" if theirs and theirs.doubt else ""
         doubts += star
@@ -155,6 +151,10 @@ def plain_and_man(measured: Sequence[Measured]) -> list[tuple[Measured, Measured
     """Runs of the same algorithm, partition and seed without and with MAN, in the paper's setting."""
     found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured if not m.variant}
     return [(m, found[*key[:4], True]) for key, m in found.items() if not m.man and (*key[:4], True) in found]
+
+
+def _order(m: Measured) -> tuple[object, ...]:
+    return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, m.zeta, m.seed
 
 
 def _variant(record: FlatnessRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -56,7 +56,7 @@ class Report:
     lead: str
     tiles: list[tuple[str, str]]
     sections: list[Section]
-    extra: list[Table] = field(default_factory=list)  # tables that are files alone
+    extra: list[Table]  # tables that are files alone
 
     @property
     def pictures(self) -> list[Picture]:

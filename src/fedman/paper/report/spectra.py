@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,9 @@ SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eige
 
 def by_partition(measured: Sequence[Measured]) -> list[list[Measured]]:
     """The runs whose measurements are drawn together: one seed of each usual setting, the smallest."""
-    first: dict[tuple[str, str], dict[tuple[str, float], Measured]] = {}
-    for m in measured:
-        if not m.variant:
-            first.setdefault((m.dataset, m.partition), {}).setdefault((m.algorithm, m.zeta), m)
-    return [list(members.values()) for members in first.values()]
+    usual = [m for m in measured if not m.variant]
+    first = [next(seeds) for _, seeds in groupby(usual, lambda m: (m.dataset, m.partition, m.algorithm, m.zeta))]
+    return [list(members) for _, members in groupby(first, lambda m: (m.dataset, m.partition))]
 
 
 def spectrum(members: Sequence[Measured]) -> list[Picture]:
