@@ -74,7 +74,7 @@ def test_copies_have_five_digits(runs, capsys):
                 "run": RUN,
                 "models": {"all": {"landscape": {"seed": 0, "offsets": [0], "losses": [[1], []]}}},
             },
-            "landscape of A cannot be drawn",
+            "models.all.landscape must hold a loss for each offset",
         ),
     ],
 )

@@ -11,33 +11,28 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedman.errors import UserError
 from fedman.flatness import plot
 from fedman.flatness.blocks import ClientBound
 from fedman.flatness.density import Curve, Density
 from fedman.flatness.landscape import Landscape
-from fedman.paper.flatness.flatness_json import NAME, LayerBlock, Measurements, Number
+from fedman.paper.flatness.flatness_json import LayerBlock, Measurements, Number
 
 
 def draw(measured: Mapping[str, Measurements], out: Path) -> list[Path]:
     """Every figure that these measurements allow, saved in `out`."""
     kinds: list[tuple[str, Callable[[Any], Figure], Callable[[Measurements], object]]] = [
         ("top", plot.spectrum, _several_eigenvalues),
-        ("density", plot.densities, _density),
-        ("landscape", plot.surfaces, lambda m: _landscape(m, axes=2)),
-        ("profile", plot.profiles, lambda m: _landscape(m, axes=1)),
+        ("density", plot.densities, _density_curve),
+        ("landscape", plot.surfaces, lambda m: landscape(m, axes=2)),
+        ("profile", plot.profiles, lambda m: landscape(m, axes=1)),
         ("layers", layers, lambda m: m["layers"]["blocks"] if "layers" in m else None),
         ("clients", plot.clients, _clients),
     ]
     paths = []
     for name, figure, read in kinds:
-        try:
-            found = {label: item for label, m in measured.items() if (item := read(m)) is not None}
-            pictures = [figure(found)] if found else []
-        except (ValueError, IndexError, RuntimeError) as error:
-            raise UserError(f"{NAME}: {name} of {', '.join(measured)} cannot be drawn ({error!r})") from None
-        for picture in pictures:
-            paths += plot.save(picture, out / f"flatness-{name}")
+        found = {label: item for label, m in measured.items() if (item := read(m)) is not None}
+        if found:
+            paths += plot.save(figure(found), out / f"flatness-{name}")
     return paths
 
 
@@ -81,27 +76,28 @@ def layer_paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float
     return figure
 
 
-def tensor(values: list[Number] | list[list[Number]]) -> Tensor:
-    """Numbers of a file; None becomes nan."""
-    return torch.from_numpy(np.array(values, dtype=np.float64))
+def density(m: Measurements) -> Density | None:
+    """The quadratures of the starts that stayed finite."""
+    starts = zip(m["density"]["nodes"], m["density"]["weights"], strict=True) if "density" in m else ()
+    finite = [(_tensor(nodes), _tensor(weights)) for nodes, weights in starts if None not in (*nodes, *weights)]
+    return Density([nodes for nodes, _ in finite], [weights for _, weights in finite], 0) if finite else None
+
+
+def landscape(m: Measurements, axes: int) -> Landscape | None:
+    """The losses along so many directions."""
+    if "landscape" not in m:
+        return None
+    losses = _tensor(m["landscape"]["losses"])
+    return Landscape(_tensor(m["landscape"]["offsets"]), losses, 0) if losses.ndim == axes else None
 
 
 def _several_eigenvalues(m: Measurements) -> Tensor | None:
-    return tensor(m["top"]["values"]) if "top" in m and len(m["top"]["values"]) > 1 else None
+    return _tensor(m["top"]["values"]) if "top" in m and len(m["top"]["values"]) > 1 else None
 
 
-def _density(m: Measurements) -> Curve | None:
-    if "density" not in m:
-        return None
-    nodes, weights = ([tensor(row) for row in m["density"][key]] for key in ("nodes", "weights"))
-    return Density(nodes, weights, 0).curve()
-
-
-def _landscape(m: Measurements, axes: int) -> Landscape | None:
-    if "landscape" not in m:
-        return None
-    losses = tensor(m["landscape"]["losses"])
-    return Landscape(tensor(m["landscape"]["offsets"]), losses, 0) if losses.ndim == axes else None
+def _density_curve(m: Measurements) -> Curve | None:
+    found = density(m)
+    return found.curve() if found else None
 
 
 def _clients(m: Measurements) -> ClientBound | None:
@@ -109,3 +105,7 @@ def _clients(m: Measurements) -> ClientBound | None:
         return None
     found = m["clients"]
     return ClientBound(found["top"], found["mean"], found["clients"], 0.0, 0)
+
+
+def _tensor(values: list[Number] | list[list[Number]]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float64))  # None becomes nan

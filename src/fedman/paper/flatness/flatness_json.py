@@ -130,7 +130,10 @@ def read(path: Path) -> FlatnessRecord:
         raise UserError(f"{path}: {error.strerror or error}; {hint}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UserError(f"{path}: not measurements in format {FORMAT}")
-    return check(FlatnessRecord, value, str(path))
+    record = check(FlatnessRecord, value, str(path))
+    for model, measured in record["models"].items():
+        _check_sizes(measured, f"{path}: models.{model}")
+    return record
 
 
 def entries(measured: Measurements) -> dict[str, Measurement]:
@@ -176,6 +179,17 @@ def copy_compact(sources: Sequence[Path], out: Path) -> str:
         text = json.dumps(record | {"models": _rounded(record["models"], 5)}, ensure_ascii=False)
         write_text(out / f"{path.parent.name}.{NAME}", text + "\n")
     return f"flatness of {len(found)} runs in {out}"
+
+
+def _check_sizes(measured: Measurements, where: str) -> None:
+    if "density" in measured:
+        nodes, weights = ([len(row) for row in measured["density"][key]] for key in ("nodes", "weights"))
+        if nodes != weights or 0 in nodes:
+            raise UserError(f"{where}.density must hold a weight for each node of each start")
+    if "landscape" in measured:
+        points, losses = len(measured["landscape"]["offsets"]), measured["landscape"]["losses"]
+        if any(len(row) != points for row in (losses, *(row for row in losses if isinstance(row, list)))):
+            raise UserError(f"{where}.landscape must hold a loss for each offset, or for each pair of offsets")
 
 
 def _rounded(value: Any, digits: int) -> Any:

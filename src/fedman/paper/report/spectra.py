@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from fedman.flatness import plot
-from fedman.flatness.density import Density
 from fedman.flatness.landscape import Landscape
 from fedman.paper import targets as paper
-from fedman.paper.flatness.figures import tensor
-from fedman.paper.flatness.flatness_json import Measurement, entries
+from fedman.paper.flatness import figures
+from fedman.paper.flatness.flatness_json import Measurements, entries
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel
 from fedman.paper.report.hessian import Measured
 from fedman.paper.report.series import slug
@@ -36,8 +35,8 @@ def by_partition(measured: Sequence[Measured]) -> list[list[Measured]]:
 def spectrum(members: Sequence[Measured]) -> list[Picture]:
     """The largest eigenvalues against their rank."""
 
-    def positive(entry: Any) -> list[float]:
-        values = [v for v in entry["values"] if v is not None and v > 0]  # the scale is logarithmic
+    def positive(m: Measurements) -> list[float]:
+        values = [v for v in m["top"]["values"] if v is not None and v > 0]  # the scale is logarithmic
         return values if len(values) > 1 else []
 
     shown, count = _comparable(members, "top", positive)
@@ -57,14 +56,7 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
 
 def density(members: Sequence[Measured]) -> list[Picture]:
     """The smoothed density of all eigenvalues."""
-
-    def quadrature(entry: Any) -> list[Density]:
-        """Of the starts that stayed finite and have a weight for each node."""
-        starts = [(tensor(n), tensor(w)) for n, w in zip(entry["nodes"], entry["weights"], strict=False)]
-        finite = [(n, w) for n, w in starts if len(n) == len(w) and bool(torch.cat([n, w]).isfinite().all())]
-        return [Density([n for n, _ in finite], [w for _, w in finite], 0)] if finite else []
-
-    shown, count = _comparable(members, "density", quadrature)
+    shown, count = _comparable(members, "density", lambda m: [d] if (d := figures.density(m)) else [])
     if not shown:
         return []
     figure, axes = panel(6.2, 3.4)
@@ -83,13 +75,9 @@ def density(members: Sequence[Measured]) -> list[Picture]:
 def landscapes(members: Sequence[Measured]) -> list[Picture]:
     """A surface and a map of the loss around each model, on one scale."""
 
-    def plane(entry: Any) -> list[Landscape]:
-        """Losses along two directions, of which some are finite."""
-        rows, points = entry["losses"], len(entry["offsets"])
-        if not len(rows) == points > 1 or not all(isinstance(row, list) and len(row) == points for row in rows):
-            return []
-        losses = tensor(rows)
-        return [Landscape(tensor(entry["offsets"]), losses, 0)] if losses.isfinite().any() else []
+    def plane(m: Measurements) -> list[Landscape]:
+        found = figures.landscape(m, axes=2)
+        return [found] if found is not None and found.losses.isfinite().any() else []
 
     shown, _ = _comparable(members, "landscape", plane)
     if not shown:
@@ -124,7 +112,7 @@ def _map(found: Landscape, levels: np.ndarray) -> tuple[Figure, dict[str, object
 
 
 def _comparable(
-    members: Sequence[Measured], name: str, read: Callable[[Measurement], list[Any]]
+    members: Sequence[Measured], name: str, read: Callable[[Measurements], list[Any]]
 ) -> tuple[dict[Measured, list[Any]], int]:
     """What is drawn of each run, on one number of samples: the number that most runs have.
 
@@ -132,8 +120,8 @@ def _comparable(
     """
     found: dict[int, dict[Measured, list[Any]]] = {}
     for m in members:
-        for entry in (entries(file)[name] for file in m.files if name in file):
-            drawn, runs = read(entry), found.setdefault(entry.get("samples", 0), {})
+        for file in (file for file in m.files if name in file):
+            drawn, runs = read(file), found.setdefault(entries(file)[name].get("samples", 0), {})
             if len(drawn) > len(runs.get(m, [])):
                 runs[m] = drawn
     count = max(found, key=lambda n: (len(found[n]), n), default=0)
