@@ -74,7 +74,7 @@ def test_copies_have_five_digits(runs, capsys):
                 "run": RUN,
                 "models": {"all": {"landscape": {"seed": 0, "offsets": [0], "losses": [[1], []]}}},
             },
-            "models.all.landscape must hold a loss for each offset",
+            "models.all.landscape must hold a loss for each of two offsets",
         ),
     ],
 )

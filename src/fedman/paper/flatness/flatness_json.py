@@ -188,8 +188,9 @@ def _check_sizes(measured: Measurements, where: str) -> None:
             raise UserError(f"{where}.density must hold a weight for each node of each start")
     if "landscape" in measured:
         points, losses = len(measured["landscape"]["offsets"]), measured["landscape"]["losses"]
-        if any(len(row) != points for row in (losses, *(row for row in losses if isinstance(row, list)))):
-            raise UserError(f"{where}.landscape must hold a loss for each offset, or for each pair of offsets")
+        rows = [losses, *(row for row in losses if isinstance(row, list))]
+        if points < 2 or any(len(row) != points for row in rows):
+            raise UserError(f"{where}.landscape must hold a loss for each of two offsets or more, or for each pair")
 
 
 def _rounded(value: Any, digits: int) -> Any:

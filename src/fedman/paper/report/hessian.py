@@ -159,9 +159,7 @@ def _order(m: Measured) -> tuple[object, ...]:
 
 def _variant(record: FlatnessRecord) -> str:
     """How the measured run differs from the paper's setting; unknown in files of earlier versions."""
-    run = record["run"]
-    keys = {key: run[key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
-    return papers_variant({**run["config"], **keys}) if "config" in run else ""
+    return papers_variant(record["run"].get("config", {}))
 
 
 def _text(value: Number) -> str:
