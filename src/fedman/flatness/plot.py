@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -39,8 +40,10 @@ def surfaces(landscapes: Mapping[str, Landscape], levels: int = 20) -> Figure:
 
 def shared_levels(landscapes: Iterable[Landscape], count: int) -> np.ndarray:
     """The ends of `count` equal steps from the lowest finite loss of all landscapes to the highest."""
-    finite = np.concatenate([_finite(item.losses.numpy()) for item in landscapes])
-    low, high = float(finite.min()), float(finite.max())
+    finite = [item.losses[item.losses.isfinite()] for item in landscapes]
+    if not all(map(len, finite)):
+        raise UserError("landscapes: one has no finite loss; take a smaller span")
+    low, high = float(torch.cat(finite).min()), float(torch.cat(finite).max())
     return np.linspace(low, high if high > low else low + 1, count + 1)
 
 
@@ -146,10 +149,3 @@ def _single(x: str, y: str) -> tuple[Figure, Any]:
 def _some(items: Mapping[str, Any], name: str) -> None:
     if not items:
         raise UserError(f"{name}: nothing to draw; at least one named entry is needed")
-
-
-def _finite(losses: np.ndarray) -> np.ndarray:
-    finite = losses[np.isfinite(losses)]
-    if not finite.size:
-        raise UserError("landscapes: one has no finite loss; take a smaller span")
-    return finite

@@ -107,5 +107,5 @@ def _clients(m: Measurements) -> ClientBound | None:
     return ClientBound(found["top"], found["mean"], found["clients"], 0.0, 0)
 
 
-def _tensor(values: list[Number] | list[list[Number]]) -> Tensor:
+def _tensor(values: Sequence[Number] | Sequence[Sequence[Number]]) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float64))  # None becomes nan

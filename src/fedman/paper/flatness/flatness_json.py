@@ -89,7 +89,7 @@ class ClientsMeasurement(Measurement):
 class LandscapeMeasurement(Measurement):
     """Losses at the offsets along one direction, or along two (one row for each offset along the first)."""
 
-    offsets: list[Number]
+    offsets: list[float]
     losses: list[Number] | list[list[Number]]
 
 
