@@ -28,14 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
+from fedman.data import load
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.flatness import Hessian, landscape, random_direction
 from fedman.models.convnet import cifar_cnn
 from fedman.models.parameters import ParameterLayout
-from fedman.paper.flatness.finished_runs import Samples, read_data, read_run, restore, select_samples, training_samples
+from fedman.paper.flatness.finished_runs import read_run, restore, select_samples, training_samples
 from fedman.paper.flatness.measure import BATCH, Measurer, Request
 
 Product = Callable[[Tensor], Tensor]  # rows [k, P] to rows [k, P]
+Samples = tuple[tuple[Tensor, Tensor], list[Tensor]]  # inputs and labels, and which of them each client holds
 
 
 @dataclass(frozen=True)
@@ -203,11 +205,10 @@ FIGURES = ("value", "error", "products", "seconds", "converged", "mean")
 def measures(model: nn.Module, samples: Samples, names: list[str], options: argparse.Namespace) -> Iterator[dict]:
     for name in names:
         request = Request(**REQUESTS[name], batch_size=options.batch_size, keep_graphs=options.keep_graphs)
-        for measured in Measurer(model, samples, request).run():
-            for measurement, result in measured.items():
-                figures = {key: result[key] for key in FIGURES if key in result}
-                top = {"top": result["values"][0]} if "values" in result else {}
-                yield {"request": name, "measurement": measurement} | top | figures
+        for measurement, result in Measurer(model, *samples, request).run():
+            figures = {key: result[key] for key in FIGURES if key in result}
+            top = {"top": float(result["values"][0])} if "values" in result else {}
+            yield {"request": name, "measurement": measurement} | top | figures
 
 
 def landscapes(model: nn.Module, x: Tensor, y: Tensor, batch: int, clock: Clock) -> Iterator[dict]:
@@ -227,15 +228,16 @@ def landscapes(model: nn.Module, x: Tensor, y: Tensor, batch: int, clock: Clock)
 def subject(options: argparse.Namespace, device: str) -> tuple[nn.Module, Samples]:
     if options.run is not None:
         run = read_run(options.run)
-        data = read_data(run, options.data_dir, None)
-        samples = training_samples(data, select_samples(run, data, None), device, torch.float32)
-        return restore(run, "all", data).to(device), samples
+        data = load(run.config.dataset, options.data_dir or run.config.data_dir)
+        selection = select_samples(run, data, None)
+        samples = training_samples(data, selection, device, torch.float32)
+        return restore(run, "all", data).to(device), (samples, selection.clients)
     torch.manual_seed(0)
     model = cifar_cnn((3, 32, 32), 100).to(device)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(options.images, 3, 32, 32, generator=generator).to(device)
     y = torch.randint(100, (options.images,), generator=generator).to(device)
-    return model, Samples(x, y, list(torch.arange(options.images, device=device).chunk(100)))
+    return model, ((x, y), list(torch.arange(options.images).chunk(100)))
 
 
 def main() -> None:
@@ -261,11 +263,12 @@ def main() -> None:
     options.batch_size = options.batch_size or BATCH[device]
     start = time.perf_counter()
     model, samples = subject(options, device)
-    about = f"{device_name(torch.device(device))}, torch {torch.__version__}, {len(samples.y)} images"
+    x, y = samples[0]
+    about = f"{device_name(torch.device(device))}, torch {torch.__version__}, {len(y)} images"
     print(f"{about}; ready after {time.perf_counter() - start:.1f} s", flush=True)
     parts: dict[str, Callable[[], Iterator[dict]]] = {
-        "products": lambda: products(model, samples.x, samples.y, options.batch_size, options.seconds, Clock(device)),
-        "landscapes": lambda: landscapes(model, samples.x, samples.y, options.batch_size, Clock(device)),
+        "products": lambda: products(model, x, y, options.batch_size, options.seconds, Clock(device)),
+        "landscapes": lambda: landscapes(model, x, y, options.batch_size, Clock(device)),
         "measures": lambda: measures(model, samples, [list(REQUESTS)[i] for i in options.measures], options),
     }
     lines: list[dict] = []

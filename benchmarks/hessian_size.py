@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedman import ActivationNorm
+from fedman.data import load
 from fedman.flatness import Hessian, eigenpairs, hutchpp
-from fedman.paper.flatness.finished_runs import read_data, read_run, restore, select_samples, training_samples
+from fedman.paper.flatness.finished_runs import read_run, restore, select_samples, training_samples
 
 
 class Regularised(nn.Module):
@@ -50,14 +51,14 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for folder in options.runs:
         run = read_run(folder)
-        data = read_data(run, options.data_dir, None)
+        data = load(run.config.dataset, options.data_dir or run.config.data_dir)
         model = Regularised(restore(run, options.model, data)).to(device)
         for images in options.images:
             for zeta in sorted({0.0, run.config.zeta}):
                 tops, traces = [], []
                 for draw in range(options.draws):
                     seen = training_samples(data, select_samples(run, data, images, draw), device, torch.float32)
-                    hessian = Hessian(model, objective(zeta), (seen.x, seen.y), batch_size=500)
+                    hessian = Hessian(model, objective(zeta), seen, batch_size=500)
                     top = eigenpairs(hessian, 1, tol=1e-3)
                     tops.append(f"{float(top.values[0]):.1f}")
                     if options.trace:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -23,27 +24,52 @@ def surfaces(landscapes: Mapping[str, Landscape], levels: int = 20) -> Figure:
     for name, item in landscapes.items():
         if item.losses.ndim != 2:
             raise UserError(f"landscapes: {name} has one direction, surfaces need two; use profiles")
-    finite = np.concatenate([_finite(item.losses.numpy()) for item in landscapes.values()])
-    low, high = float(finite.min()), float(finite.max())
-    ticks = np.linspace(low, high if high > low else low + 1, levels + 1)
+    ticks = shared_levels(landscapes.values(), levels)
     figure = Figure(figsize=(5 * len(landscapes) + 1, 9), layout="constrained")
     flats: list[Any] = []
     filled: Any = None
     for i, (name, item) in enumerate(landscapes.items()):
-        beta, alpha = np.meshgrid(item.offsets.numpy(), item.offsets.numpy())
-        losses = np.where(np.isfinite(item.losses.numpy()), item.losses.numpy(), high)
         solid: Any = figure.add_subplot(2, len(landscapes), i + 1, projection="3d")
-        solid.plot_surface(alpha, beta, losses, cmap="viridis", vmin=ticks[0], vmax=ticks[-1])
-        solid.set(zlim=(ticks[0], ticks[-1]), title=name, xlabel="direction 1", ylabel="direction 2", zlabel="loss")
-        solid.locator_params(nbins=5)
-        flat = figure.add_subplot(2, len(landscapes), len(landscapes) + i + 1)
-        filled = flat.contourf(alpha, beta, losses, levels=ticks, cmap="viridis")
-        flat.contour(alpha, beta, losses, levels=ticks, colors="white", linewidths=0.4)
-        flat.set(xlabel="direction 1", ylabel="direction 2", box_aspect=1)
-        flat.locator_params(nbins=5)
-        flats.append(flat)
+        draw_surface(solid, item, ticks)
+        solid.set(title=name, xlabel="direction 1", ylabel="direction 2", zlabel="loss")
+        flats.append(figure.add_subplot(2, len(landscapes), len(landscapes) + i + 1, box_aspect=1))
+        filled = draw_map(flats[-1], item, ticks)
     figure.colorbar(filled, ax=flats, label="loss", format="%.3g")
     return figure
+
+
+def shared_levels(landscapes: Iterable[Landscape], count: int) -> np.ndarray:
+    """The ends of `count` equal steps from the lowest finite loss of all landscapes to the highest."""
+    finite = [item.losses[item.losses.isfinite()] for item in landscapes]
+    if not all(map(len, finite)):
+        raise UserError("landscapes: one has no finite loss; take a smaller span")
+    low, high = float(torch.cat(finite).min()), float(torch.cat(finite).max())
+    return np.linspace(low, high if high > low else low + 1, count + 1)
+
+
+def drawn_losses(item: Landscape, levels: np.ndarray) -> np.ndarray:
+    """The losses; those that are not finite are drawn as the highest level."""
+    return np.where(np.isfinite(item.losses), item.losses, levels[-1])
+
+
+def draw_surface(axes: Any, item: Landscape, levels: np.ndarray) -> None:
+    """A 2-D landscape as a surface on 3-D axes."""
+    grid = np.meshgrid(item.offsets, item.offsets, indexing="ij")
+    ends = {"vmin": levels[0], "vmax": levels[-1]}
+    line = {"linewidth": 0.1, "edgecolor": "#ffffff30", "rasterized": True}
+    axes.plot_surface(*grid, drawn_losses(item, levels), cmap="viridis", **ends, **line)
+    axes.set(zlim=(levels[0], levels[-1]))
+    axes.locator_params(nbins=5)
+
+
+def draw_map(axes: Any, item: Landscape, levels: np.ndarray) -> Any:
+    """A 2-D landscape as filled contours, which are returned for a colour bar."""
+    drawn = *np.meshgrid(item.offsets, item.offsets, indexing="ij"), drawn_losses(item, levels)
+    filled = axes.contourf(*drawn, levels=levels, cmap="viridis")
+    axes.contour(*drawn, levels=levels, colors="#f8f8f8", linewidths=0.3, alpha=0.6)
+    axes.set(xlabel="direction 1", ylabel="direction 2")
+    axes.locator_params(nbins=5)
+    return filled
 
 
 def profiles(landscapes: Mapping[str, Landscape]) -> Figure:
@@ -123,10 +149,3 @@ def _single(x: str, y: str) -> tuple[Figure, Any]:
 def _some(items: Mapping[str, Any], name: str) -> None:
     if not items:
         raise UserError(f"{name}: nothing to draw; at least one named entry is needed")
-
-
-def _finite(losses: np.ndarray) -> np.ndarray:
-    finite = losses[np.isfinite(losses)]
-    if not finite.size:
-        raise UserError("landscapes: one has no finite loss; take a smaller span")
-    return finite

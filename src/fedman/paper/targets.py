@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -12,6 +11,10 @@ TITLES = {"cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet", "cifar10": 
 PARTITIONS = {"dir0.3": "Dirichlet 0.3", "dir0.6": "Dirichlet 0.6", "iid": "iid"}
 SWAPPED = {"dir0.3": "dir0.6", "dir0.6": "dir0.3", "iid": "iid"}
 """The CIFAR-10 columns read the other way round: all twelve rows are lower under the header of the easier split."""
+
+_PRINTED = json.loads(resources.files("fedman.paper").joinpath("paper_targets.json").read_text(encoding="utf-8"))
+TABLES = tuple(_PRINTED["accuracy"])
+"""The data sets for which the paper has an accuracy table, in its order."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +37,17 @@ class Sharpness:
 
 def target(dataset: str, partition: str, algorithm: str, man: bool) -> Target | None:
     """The paper's accuracy, where it gives one."""
-    cell = _lookup("accuracy", dataset, partition, algorithm)
+    cell = _cell("accuracy", dataset, partition, algorithm)
     return Target(*cell["man" if man else "plain"]) if cell else None
 
 
 def sharpness(dataset: str, partition: str, algorithm: str, man: bool) -> Sharpness | None:
     """The paper's largest Hessian eigenvalue and trace, where it gives them."""
-    cell = _lookup("hessian", dataset, partition, algorithm)
+    cell = _cell("hessian", dataset, partition, algorithm)
     if not cell:
         return None
     top, trace = cell["man" if man else "plain"]
     return Sharpness(top, trace, cell.get("doubt", ""))
-
-
-def tables() -> list[str]:
-    """The data sets for which the paper has an accuracy table, in its order."""
-    return list(_printed()["accuracy"])
-
-
-def covers(dataset: str) -> bool:
-    """Whether the paper has an accuracy table for this data set."""
-    return dataset in tables()
 
 
 def title(dataset: str) -> str:
@@ -67,10 +60,5 @@ def partition_title(partition: str) -> str:
     return PARTITIONS.get(partition, partition)
 
 
-@cache
-def _printed() -> dict[str, Any]:
-    return json.loads(resources.files("fedman.paper").joinpath("paper_targets.json").read_text(encoding="utf-8"))
-
-
-def _lookup(table: str, dataset: str, partition: str, algorithm: str) -> dict[str, Any]:
-    return _printed()[table].get(dataset, {}).get(partition, {}).get(algorithm, {})
+def _cell(table: str, dataset: str, partition: str, algorithm: str) -> dict[str, Any]:
+    return _PRINTED[table].get(dataset, {}).get(partition, {}).get(algorithm, {})

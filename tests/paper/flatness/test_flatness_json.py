@@ -59,14 +59,14 @@ def test_copies_have_five_digits(runs, capsys):
         ({"format": 2}, "not measurements in format 1"),
         ({"format": 1, "models": {}}, "run is missing"),
         ({"format": 1, "run": RUN, "models": {}}, "model: no measurement of all in plain"),
-        ({"format": 1, "run": RUN, "models": {"all": {"top": {}}}}, "models.all.top.ends is missing"),
+        ({"format": 1, "run": RUN, "models": {"all": {"top": {}}}}, "models.all.top.values is missing"),
         (
             {"format": 1, "run": RUN, "models": {"all": {"top": TOP | {"values": ["1"]}}}},
             "models.all.top.values.0 should be a valid number, not '1'",
         ),
         (
             {"format": 1, "run": RUN, "models": {"all": {"layers": {"blocks": {"x": {}}}}}},
-            "models.all.layers.blocks.x.parameters is missing",
+            "models.all.layers.blocks.x.top is missing",
         ),
         (
             {
@@ -74,7 +74,7 @@ def test_copies_have_five_digits(runs, capsys):
                 "run": RUN,
                 "models": {"all": {"landscape": {"seed": 0, "offsets": [0], "losses": [[1], []]}}},
             },
-            "landscape of A cannot be drawn",
+            "models.all.landscape must hold a loss for each of two offsets",
         ),
     ],
 )

@@ -87,5 +87,5 @@ def test_a_data_set_the_paper_does_not_have():
     assert {c.mark for c in found.cells} == {NONE}
     assert found.zeta == 0.05
     assert tables.headline(found).rows == [["FedAvg", "90.50 ± 0.71"], ["FedAvg+MAN", "94.50 ± 0.71"]]
-    assert tables.rounds(found) is None
+    assert found.target is None
     assert {what: value for value, what in narrative.tiles([found])}["points, the median gain"] == "+4.00"

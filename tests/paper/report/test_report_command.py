@@ -124,12 +124,16 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
         (broken("flatness.json", '{"format": 2}'), "flatness.json: not measurements in format 1"),
         (changed("run", {"method": "FedAvg"}), "flatness.json: run.dataset is missing"),
         (changed("run", flatness()["run"] | {"config": 3}), "flatness.json: run.config should be a JSON object, not 3"),
-        (changed("models", {"all": {"top": {}}}), "flatness.json: models.all.top.ends is missing"),
+        (changed("models", {"all": {"top": {}}}), "flatness.json: models.all.top.values is missing"),
         (changed("models", {"all": {"top": eigenvalues([])}}), "flatness.json: models.all.top.values"),
         (changed("models", {"all": {"top": eigenvalues(["x"])}}), "flatness.json: models.all.top.values.0 should be"),
         (
-            changed("models", {"all": {"density": {"starts": "x"}}}),
-            "flatness.json: models.all.density.starts should be",
+            changed("models", {"all": {"density": {"nodes": "x"}}}),
+            "flatness.json: models.all.density.nodes should be",
+        ),
+        (
+            changed("models", {"all": {"density": {"nodes": [[0.0, 1.0], [0.0]], "weights": [[0.5, 0.5]] * 2}}}),
+            "flatness.json: models.all.density must hold a weight for each node of each start",
         ),
         (changed("models", {"all": [3]}), "flatness.json: models.all should be a JSON object"),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps.0.model is missing"),
@@ -170,7 +174,7 @@ def test_what_was_not_finite_is_left_out(place, tmp_path, capsys):
         "trace": estimate(None),
         "landscape": {"seed": 0, "offsets": [-1.0, 1.0], "losses": [[None, 1.0], [2.0, None]]},
     }
-    record["models"]["all"]["density"] |= {"nodes": [[None, 1.0], [0.0]], "weights": [[0.5, 0.5], [0.5, 0.5]]}
+    record["models"]["all"]["density"] |= {"nodes": [[None, 1.0], [0.0, None]], "weights": [[0.5, 0.5], [0.5, 0.5]]}
     (place / "flatness.json").write_text(json.dumps(record))
     code, output, _ = run(capsys, place, "--out", tmp_path / "page.html")
     assert code == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
+from fedman.data import load
 from fedman.errors import UserError
 from fedman.execution.device import pick_device, pick_precision
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.finished_runs import (
     MODELS,
     Follow,
-    read_data,
     read_run,
     restore,
     select_samples,
@@ -61,8 +61,8 @@ def measure(
         if not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: cannot write here")
     with screen.progress() as follow:
-        sources = {run.config.source: run for run in runs}
-        data = {source: read_data(run, data_dir, follow) for source, run in sources.items()}
+        sources = dict.fromkeys(run.config.source for run in runs)
+        data = {(name, place): load(name, data_dir or place, follow) for name, place in sources}
         prepared = []
         for run in runs:
             selection = select_samples(run, data[run.config.source], samples)
@@ -75,18 +75,18 @@ def measure(
             raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
         directions = None
         for run, which, model, selection in prepared:
-            on_device = training_samples(data[run.config.source], selection, device, request.dtype)
-            name = run.method if len(runs) == 1 else run.folder.name
-            measurer = Measurer(model, on_device, request, _named(follow, f"{name} {which}"), directions)
+            samples_on_device = training_samples(data[run.config.source], selection, device, request.dtype)
+            told = _named(follow, f"{run.config.method if len(runs) == 1 else run.folder.name} {which}")
+            measurer = Measurer(model, samples_on_device, selection.clients, request, told, directions)
             try:
-                for measured in measurer.run():
-                    flatness_json.add(run.folder, run.about, which, measured)
+                for measurement in measurer.run():
+                    flatness_json.add(run.folder, run.about, which, *measurement)
             except torch.OutOfMemoryError:
                 batch = measurer.options["batch_size"]
                 message = f"batch-size: {batch} samples at once do not fit the device's memory"
                 raise UserError(f"{message}; take less, or --drop-graphs") from None
             directions = measurer.directions
-            del measurer, on_device  # before the next is on the device
+            del measurer, samples_on_device  # before the next is on the device
     show(folders, models, screen)
     if _matplotlib():
         plot(folders, models, out, screen)
@@ -125,9 +125,10 @@ def theory(out: Path | None, seed: int, screen: Screen) -> None:
     if not _matplotlib():
         screen.say("no picture: matplotlib is not installed")
         return
+    from fedman.flatness import plot
     from fedman.paper.flatness import figures
 
-    for path in figures.draw_theory(found.paths, out):
+    for path in plot.save(figures.layer_paths(found.paths), out / "theory"):
         screen.say(f"written to {path}")
 
 
@@ -137,18 +138,11 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
     screen.table("flatness of the training loss (cross-entropy alone)", header, rows)
-    blocks = [
-        [
-            name,
-            layer,
-            f"{b['top']:.4g}",
-            _trace(b["trace"]),
-            "" if b["input_norm"] is None else f"{b['input_norm']:.4g}",
-        ]
-        for name, m in measured.items()
-        if "layers" in m
-        for layer, b in m["layers"]["blocks"].items()
-    ]
+    blocks = []
+    for name, m in measured.items():
+        for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():
+            norm = "" if b["input_norm"] is None else f"{b['input_norm']:.4g}"
+            blocks.append([name, layer, f"{b['top']:.4g}", _trace(b["trace"]), norm])
     if blocks:
         screen.table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
     bounds = [

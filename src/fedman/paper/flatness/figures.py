@@ -4,51 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedman.errors import UserError
 from fedman.flatness import plot
 from fedman.flatness.blocks import ClientBound
 from fedman.flatness.density import Curve, Density
 from fedman.flatness.landscape import Landscape
-from fedman.paper.flatness.flatness_json import NAME, LayerBlock, Measurements, Number
-
-Item = TypeVar("Item")
+from fedman.paper.flatness.flatness_json import LayerBlock, Measurements, Number
 
 
 def draw(measured: Mapping[str, Measurements], out: Path) -> list[Path]:
     """Every figure that these measurements allow, saved in `out`."""
+    kinds: list[tuple[str, Callable[[Any], Figure], Callable[[Measurements], object]]] = [
+        ("top", plot.spectrum, _several_eigenvalues),
+        ("density", plot.densities, _density_curve),
+        ("landscape", plot.surfaces, lambda m: landscape(m, axes=2)),
+        ("profile", plot.profiles, lambda m: landscape(m, axes=1)),
+        ("layers", layers, lambda m: m["layers"]["blocks"] if "layers" in m else None),
+        ("clients", plot.clients, _clients),
+    ]
     paths = []
-
-    def save(
-        name: str, figure: Callable[[dict[str, Item]], Figure], read: Callable[[Measurements], Item | None]
-    ) -> None:
-        """Draw what `read` finds in the measurements; None: nothing to draw."""
-        try:
-            items = {label: item for label, m in measured.items() if (item := read(m)) is not None}
-            picture = figure(items) if items else None
-        except (ValueError, IndexError, RuntimeError) as error:
-            raise UserError(f"{NAME}: {name} of {', '.join(measured)} cannot be drawn ({error!r})") from None
-        if picture is not None:
-            paths.extend(plot.save(picture, out / f"flatness-{name}"))
-
-    save("top", plot.spectrum, _several_eigenvalues)
-    save("density", plot.densities, _density)
-    save("landscape", plot.surfaces, lambda m: _landscape(m, axes=2))
-    save("profile", plot.profiles, lambda m: _landscape(m, axes=1))
-    save("layers", layers, lambda m: m["layers"]["blocks"] if "layers" in m else None)
-    save("clients", plot.clients, _clients)
+    for name, figure, read in kinds:
+        found = {label: item for label, m in measured.items() if (item := read(m)) is not None}
+        if found:
+            paths += plot.save(figure(found), out / f"flatness-{name}")
     return paths
-
-
-def draw_theory(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]], out: Path) -> list[Path]:
-    """The figure of `layer_paths`, saved in `out`."""
-    return plot.save(layer_paths(paths), out / "theory")
 
 
 def layers(runs: Mapping[str, Mapping[str, LayerBlock]]) -> Figure:
@@ -91,31 +76,36 @@ def layer_paths(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float, float
     return figure
 
 
+def density(m: Measurements) -> Density | None:
+    """The quadratures of the starts that stayed finite."""
+    starts = zip(m["density"]["nodes"], m["density"]["weights"], strict=True) if "density" in m else ()
+    finite = [(_tensor(nodes), _tensor(weights)) for nodes, weights in starts if None not in (*nodes, *weights)]
+    return Density([nodes for nodes, _ in finite], [weights for _, weights in finite], 0) if finite else None
+
+
+def landscape(m: Measurements, axes: int) -> Landscape | None:
+    """The losses along so many directions."""
+    if "landscape" not in m:
+        return None
+    losses = _tensor(m["landscape"]["losses"])
+    return Landscape(_tensor(m["landscape"]["offsets"]), losses, 0) if losses.ndim == axes else None
+
+
 def _several_eigenvalues(m: Measurements) -> Tensor | None:
     return _tensor(m["top"]["values"]) if "top" in m and len(m["top"]["values"]) > 1 else None
 
 
-def _density(m: Measurements) -> Curve | None:
-    if "density" not in m:
-        return None
-    nodes, weights = m["density"]["nodes"], m["density"]["weights"]
-    return Density([_tensor(row) for row in nodes], [_tensor(row) for row in weights], 0).curve()
-
-
-def _landscape(m: Measurements, axes: int) -> Landscape | None:
-    if "landscape" not in m:
-        return None
-    losses = _tensor(m["landscape"]["losses"])
-    offsets, samples = _tensor(m["landscape"]["offsets"]), m["landscape"].get("samples", 0)
-    return Landscape(offsets, losses, samples) if losses.ndim == axes else None
+def _density_curve(m: Measurements) -> Curve | None:
+    found = density(m)
+    return found.curve() if found else None
 
 
 def _clients(m: Measurements) -> ClientBound | None:
     if "clients" not in m:
         return None
     found = m["clients"]
-    return ClientBound(found["top"], found["mean"], found["clients"], found["residual"], found.get("products", 0))
+    return ClientBound(found["top"], found["mean"], found["clients"], 0.0, 0)
 
 
-def _tensor(values: list[Number] | list[list[Number]]) -> Tensor:
+def _tensor(values: Sequence[Number] | Sequence[Sequence[Number]]) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float64))  # None becomes nan

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedman.config import CUSTOM, Config, resolve
-from fedman.data import Dataset, load, partition
+from fedman.data import Dataset, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.data.images import holds_images
 from fedman.errors import UserError
@@ -20,6 +21,7 @@ from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 
 MODELS = ("all", "sel", "cloud")
+IDENTITY = ("dataset", "partition", "clients", "model", "algorithm", "zeta", "rounds", "seed")
 Follow = Callable[[str, int, int], None]  # called with what is done, how much of it, and of how much at most
 
 
@@ -29,25 +31,14 @@ class FinishedRun:
 
     folder: Path
     config: Config
-    method: str
     weights: dict[str, dict[str, Tensor]]  # by name of the model
 
     @property
     def about(self) -> MeasuredRun:
         """What identifies this run, and the configuration that determined its result."""
-        c = self.config
-        return {
-            "method": self.method,
-            "dataset": c.dataset,
-            "partition": c.partition,
-            "clients": c.clients,
-            "model": c.model,
-            "algorithm": c.algorithm,
-            "zeta": c.zeta,
-            "rounds": c.rounds,
-            "seed": c.seed,
-            "config": decisive(c.flat()),
-        }
+        settings = decisive(self.config.flat())
+        identity = {key: settings[key] for key in IDENTITY}
+        return cast(MeasuredRun, {"method": self.config.method, **identity, "config": settings})
 
 
 @dataclass(frozen=True)
@@ -56,15 +47,6 @@ class Selection:
 
     chosen: Tensor  # [n], indices into the data set in ascending order
     clients: list[Tensor]  # indices into `chosen`
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Training samples as a model sees them, not augmented, and which of them each client holds."""
-
-    x: Tensor
-    y: Tensor
-    clients: list[Tensor]  # indices of samples
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -80,12 +62,7 @@ def read_run(folder: Path) -> FinishedRun:
         raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
-    return FinishedRun(folder, config, files.read_summary()["method"], files.read_models())
-
-
-def read_data(run: FinishedRun, data_dir: Path | None, reading: Follow | None) -> Dataset:
-    """The run's data set, by default from the folder that the run read it from."""
-    return load(run.config.dataset, data_dir or run.config.data_dir, reading)
+    return FinishedRun(folder, config, files.read_models())
 
 
 def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
@@ -114,10 +91,9 @@ def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int
     return Selection(chosen, [part[part >= 0] for part in parts])
 
 
-def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.dtype) -> Samples:
-    """The selected samples normalised, on the device."""
+def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The selected samples as a model sees them, normalised and not augmented, and their labels."""
     stored = torch.as_tensor(data.x_train)[which.chosen].to(device)
     x = normalise(stored, data.mean, data.std, dtype)
     x = channels_first(x).contiguous() if holds_images(stored) else x
-    y = torch.as_tensor(data.y_train)[which.chosen].to(device)
-    return Samples(x, y, [part.to(device) for part in which.clients])
+    return x, torch.as_tensor(data.y_train)[which.chosen].to(device)

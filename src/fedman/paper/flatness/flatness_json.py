@@ -1,4 +1,4 @@
-"""`flatness.json` in a run's folder: its types, and reading, extending and copying it.
+"""`flatness.json` in a run's folder: reading, extending and copying it, and the types of what is read.
 
     {"format": 1, "run": {"method": …}, "models": {"all": {"top": {…}, "trace": {…}, …}, "sel": {…}}}
 
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, cast
 
@@ -28,65 +28,46 @@ FORMAT = 1
 Number = float | None  # None (null in JSON): not finite
 
 
-class Measurement(TypedDict, total=False):
-    """How a measurement was made. A layer's trace has no entries of its own from `seconds` on."""
+class Measurement(TypedDict):
+    """What is read of every measurement; the file says more of how it was made."""
 
-    method: str
-    products: int  # Hessian-vector products
-    seconds: float
-    samples: int
-    precision: str
-    batch_size: int
-    device: str
-    torch: str
-    version: str
+    products: NotRequired[int]  # Hessian-vector products
+    seconds: NotRequired[float]
+    samples: NotRequired[int]
 
 
 class LossMeasurement(Measurement):
-    """L and ‖∇L‖ at the model."""
+    """The loss at the model."""
 
     value: Number
-    gradient_norm: Number
 
 
 class TopMeasurement(Measurement):
     """The largest eigenvalues in descending order, or those of both ends."""
 
-    ends: str
-    tol: float
     values: Annotated[list[Number], MinLen(1)]
-    residuals: list[Number]
     converged: int  # how many of them
 
 
 class TraceMeasurement(Measurement):
-    """The trace with its standard error and confidence interval; `fedman.flatness.Trace` as JSON."""
+    """The trace with its standard error."""
 
     value: Number
     error: Number
-    interval: list[Number]
-    confidence: float
-    probes: int
     converged: bool
 
 
 class DensityMeasurement(Measurement):
-    """Nodes and weights of each start, from which a density of any width can be drawn, and its moments."""
+    """Nodes and weights of each start, from which a density of any width can be drawn."""
 
-    starts: int
-    steps: int
     nodes: list[list[Number]]
     weights: list[list[Number]]
-    moments: list[Number]
-    moment_errors: list[Number]
 
 
 class LayerBlock(TypedDict):
     """One layer's diagonal block; `input_norm` is the mean ‖a‖² of the layer's input a, where it is known."""
 
-    parameters: int
     top: Number
-    residual: Number
     trace: TraceMeasurement
     input_norm: Number
 
@@ -98,19 +79,17 @@ class LayersMeasurement(Measurement):
 
 
 class ClientsMeasurement(Measurement):
-    """λ_max of every client's loss, their mean, and λ_max of the mean loss; `fedman.flatness.ClientBound` as JSON."""
+    """λ_max of every client's loss, their mean, and λ_max of the mean loss."""
 
     top: float
     mean: float
     clients: list[float]
-    residual: float
 
 
 class LandscapeMeasurement(Measurement):
     """Losses at the offsets along one direction, or along two (one row for each offset along the first)."""
 
-    seed: int
-    offsets: list[Number]
+    offsets: list[float]
     losses: list[Number] | list[list[Number]]
 
 
@@ -151,7 +130,10 @@ def read(path: Path) -> FlatnessRecord:
         raise UserError(f"{path}: {error.strerror or error}; {hint}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UserError(f"{path}: not measurements in format {FORMAT}")
-    return check(FlatnessRecord, value, str(path))
+    record = check(FlatnessRecord, value, str(path))
+    for model, measured in record["models"].items():
+        _check_sizes(measured, f"{path}: models.{model}")
+    return record
 
 
 def entries(measured: Measurements) -> dict[str, Measurement]:
@@ -159,11 +141,11 @@ def entries(measured: Measurements) -> dict[str, Measurement]:
     return cast(dict[str, Measurement], measured)
 
 
-def add(folder: Path, run: MeasuredRun, model: str, measured: Measurements) -> None:
-    """Put measurements of one of the run's models into the file in its folder."""
+def add(folder: Path, run: MeasuredRun, model: str, name: str, measured: Mapping[str, object]) -> None:
+    """Put a measurement of one of the run's models into the file in its folder."""
     path = folder / NAME
     record: FlatnessRecord = read(path) if path.exists() else {"format": FORMAT, "run": run, "models": {}}
-    record["models"].setdefault(model, {}).update(_rounded(measured, 10))
+    entries(record["models"].setdefault(model, {}))[name] = _rounded(measured, 10)
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
     write_text(path, text + "\n")
@@ -199,8 +181,22 @@ def copy_compact(sources: Sequence[Path], out: Path) -> str:
     return f"flatness of {len(found)} runs in {out}"
 
 
+def _check_sizes(measured: Measurements, where: str) -> None:
+    if "density" in measured:
+        nodes, weights = ([len(row) for row in measured["density"][key]] for key in ("nodes", "weights"))
+        if nodes != weights or 0 in nodes:
+            raise UserError(f"{where}.density must hold a weight for each node of each start")
+    if "landscape" in measured:
+        points, losses = len(measured["landscape"]["offsets"]), measured["landscape"]["losses"]
+        rows = [losses, *(row for row in losses if isinstance(row, list))]
+        if points < 2 or any(len(row) != points for row in rows):
+            raise UserError(f"{where}.landscape must hold a loss for each of two offsets or more, or for each pair")
+
+
 def _rounded(value: Any, digits: int) -> Any:
-    """Numbers to so many significant digits; those that are not finite become None."""
+    """Plain values, with numbers to so many significant digits; those that are not finite become None."""
+    if hasattr(value, "tolist"):  # a tensor
+        value = value.tolist()
     if isinstance(value, dict):
         return {key: _rounded(v, digits) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

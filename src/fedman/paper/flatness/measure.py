@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,16 @@ from fedman.errors import UserError
 from fedman.execution.device import device_name
 from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessians
 from fedman.flatness.density import density
-from fedman.flatness.lanczos import Lanczos, eigenpairs
+from fedman.flatness.lanczos import Eigenpairs, Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
-from fedman.paper.flatness import flatness_json as record
-from fedman.paper.flatness.finished_runs import Follow, Samples, Selection
+from fedman.paper.flatness.finished_runs import Follow, Selection
 from fedman.runs.version import version
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
-Made = TypeVar("Made", bound=record.Measurement)
+Measured = dict[str, object]  # an entry of `flatness.json`; tensors are written as lists
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,15 @@ class Measurer:
     def __init__(
         self,
         model: nn.Module,
-        samples: Samples,
+        data: tuple[Tensor, Tensor],
+        clients: Sequence[Tensor],
         request: Request,
         follow: Follow = lambda what, done, total: None,
         directions: Sequence[Tensor] | None = None,
     ) -> None:
-        self.model, self.samples, self.request, self.follow = model.to(samples.x.device), samples, request, follow
-        self.data = samples.x, samples.y
-        self.device = samples.x.device
+        self.data, self.parts, self.request, self.follow = data, clients, request, follow
+        self.device = data[0].device
+        self.model = model.to(self.device)
         self.options: dict[str, Any] = {
             "dtype": request.dtype,
             "batch_size": request.batch_size or BATCH[self.device.type],
@@ -110,36 +110,37 @@ class Measurer:
         }
         self.recurrence: Lanczos | None = None  # of `top`, if it was requested
         self.directions = directions  # of the landscape, if another model's are to be used
-        self.hessian = Hessian(model, cross_entropy, self.data, **self.options)
+        self.hessian = Hessian(model, cross_entropy, data, **self.options)
 
-    def run(self) -> Iterator[record.Measurements]:
-        """Each measurement as soon as it is made, the cheap ones first."""
-        r = self.request
-        yield {"loss": self._made(self.loss)}
-        if r.top:
-            yield {"top": self._made(self.top)}
-        if r.trace:
-            yield {"trace": self._made(self.trace)}
-        if r.density:
-            yield {"density": self._made(self.density)}
-        if r.layers:
-            yield {"layers": self._made(self.layers)}
-        if r.clients:
-            yield {"clients": self._made(self.clients)}
-        if r.landscape:
-            yield {"landscape": self._made(self.landscape)}
+    def run(self) -> Iterator[tuple[str, Measured]]:
+        """Each measurement by name as soon as it is made, the cheap ones first, with how it was made."""
+        for name in ("loss", "top", "trace", "density", "layers", "clients", "landscape"):
+            if name == "loss" or getattr(self.request, name):
+                start = time.perf_counter()
+                found: Measured = getattr(self, name)()
+                yield (
+                    name,
+                    found
+                    | {
+                        "seconds": round(time.perf_counter() - start, 3),
+                        "samples": len(self.data[1]),
+                        "precision": self.request.precision,
+                        "batch_size": self.options["batch_size"],
+                        "device": device_name(self.device),
+                        "torch": torch.__version__,
+                        "version": version(),
+                    },
+                )
 
-    def loss(self) -> record.LossMeasurement:
+    def loss(self) -> Measured:
         """L and ‖∇L‖ at the model."""
         value, gradient = self.hessian.loss_and_gradient()
         return {"value": float(value), "gradient_norm": float(gradient.norm())}
 
-    def top(self) -> record.TopMeasurement:
+    def top(self) -> Measured:
         """The largest eigenvalues, or those of both ends."""
         r = self.request
-        ends: Literal["top", "both"] = "both" if r.ends == "both" else "top"
-        bar = self._progress("eigenvalues")
-        found = eigenpairs(self.hessian, r.top, ends=ends, tol=r.tol, seed=r.seed, progress=bar)
+        found = self._eigenpairs(self.hessian, r.top, "eigenvalues", ends="both" if r.ends == "both" else "top")
         if self.directions is None and r.landscape == "top" and r.top >= r.axes:
             self.directions = list(found.vectors[: r.axes])
         self.recurrence = found.lanczos
@@ -147,40 +148,31 @@ class Measurer:
             "method": "Lanczos, full re-orthogonalisation",
             "ends": r.ends,
             "tol": r.tol,
-            "values": found.values.tolist(),
-            "residuals": found.residuals.tolist(),
+            "values": found.values,
+            "residuals": found.residuals,
             "converged": int(found.converged.sum()),
             "products": found.products,
         }
 
-    def trace(self) -> record.TraceMeasurement:
+    def trace(self) -> Measured:
         """The trace with its standard error."""
         return self._trace(self.hessian, self.recurrence, "trace")
 
-    def density(self) -> record.DensityMeasurement:
-        """The quadratures of all starts, from which a curve of any width can be drawn."""
+    def density(self) -> Measured:
+        """The quadratures of all starts, from which a curve of any width can be drawn, and the first moments."""
         r = self.request
         found = density(self.hessian, starts=r.starts, steps=r.steps, seed=r.seed, progress=self._progress("density"))
         moments, errors = found.moments()
-        return {
-            "method": "stochastic Lanczos quadrature",
-            "starts": r.starts,
-            "steps": r.steps,
-            "nodes": [t.tolist() for t in found.nodes],
-            "weights": [t.tolist() for t in found.weights],
-            "moments": moments.tolist(),
-            "moment_errors": errors.tolist(),
-            "products": found.products,
-        }
+        how = {"method": "stochastic Lanczos quadrature", "starts": r.starts, "steps": r.steps}
+        return how | vars(found) | {"moments": moments, "moment_errors": errors}
 
-    def layers(self) -> record.LayersMeasurement:
+    def layers(self) -> Measured:
         """Top eigenvalue and trace of every layer's block, and the mean squared norm of the layer's input."""
-        r = self.request
-        norms = input_norms(self.model, self.data, dtype=r.dtype, batch_size=self.options["batch_size"])
-        blocks: dict[str, record.LayerBlock] = {}
+        norms = input_norms(self.model, self.data, dtype=self.request.dtype, batch_size=self.options["batch_size"])
+        blocks: dict[str, Measured] = {}
         products = 0
         for name, block in layer_hessians(self.model, cross_entropy, self.data, **self.options):
-            top = eigenpairs(block, 1, tol=r.tol, seed=r.seed, progress=self._progress(f"{name}, top"))
+            top = self._eigenpairs(block, 1, f"{name}, top")
             blocks[name] = {
                 "parameters": block.size,
                 "top": float(top.values[0]),
@@ -191,26 +183,25 @@ class Measurer:
             products += block.products
         return {"method": "diagonal blocks: Lanczos and Hutch++", "blocks": blocks, "products": products}
 
-    def clients(self) -> record.ClientsMeasurement:
+    def clients(self) -> Measured:
         """λ_max of every client's loss, their mean, and λ_max of the mean of their losses."""
+        x, y = self.data
         bound = client_eigenvalues(
             self.model,
             cross_entropy,
-            [(self.samples.x[part], self.samples.y[part]) for part in self.samples.clients],
+            [(x[part], y[part]) for part in self.parts],
             tol=self.request.tol,
             seed=self.request.seed,
             progress=self._progress("clients"),
             **self.options,
         )
-        method = "Lanczos for each client and for their mean"
-        return cast(record.ClientsMeasurement, {"method": method, **asdict(bound)})
+        return {"method": "Lanczos for each client and for their mean"} | vars(bound)
 
-    def landscape(self) -> record.LandscapeMeasurement:
+    def landscape(self) -> Measured:
         """Losses on a grid along random directions, or along top eigenvectors (the first model's, if several)."""
         r = self.request
         if self.directions is None and r.landscape == "top":
-            found = eigenpairs(self.hessian, r.axes, tol=r.tol, seed=r.seed, progress=self._progress("directions"))
-            self.directions = list(found.vectors)
+            self.directions = list(self._eigenpairs(self.hessian, r.axes, "directions").vectors)
         directions = self.directions
         if directions is None:
             directions = [random_direction(self.model, r.seed + i) for i in range(r.axes)]
@@ -227,42 +218,20 @@ class Measurer:
             progress=self._progress("landscape"),
         )
         kinds = {"random": "random, filter-normalised", "top": "eigenvectors, the largest eigenvalue first"}
-        return {
-            "method": kinds[r.landscape],
-            "seed": r.seed,
-            "offsets": plane.offsets.tolist(),
-            "losses": plane.losses.tolist(),
-        }
+        return {"method": kinds[r.landscape], "seed": r.seed} | vars(plane)
 
-    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> record.TraceMeasurement:
+    def _eigenpairs(self, operator: Hessian, k: int, what: str, ends: Literal["top", "both"] = "top") -> Eigenpairs:
+        r = self.request
+        return eigenpairs(operator, k, ends=ends, tol=r.tol, seed=r.seed, progress=self._progress(what))
+
+    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> Measured:
         """By Hutch++ on the basis of a Lanczos recurrence if there is one, else by Hutchinson's method.
 
         The recurrence started from a vector drawn with `seed`: the probes need another one.
         """
         how: dict[str, Any] = {"rtol": self.request.rtol, "seed": self.request.seed + 1}
-        if recurrence is not None:
-            found = hutchpp(operator, sketch=recurrence, progress=self._progress(what), **how)
-        else:
-            found = hutchinson(operator, progress=self._progress(what), **how)
-        return cast(record.TraceMeasurement, asdict(found) | {"interval": list(found.interval)})
+        how["progress"] = self._progress(what)
+        return vars(hutchinson(operator, **how) if recurrence is None else hutchpp(operator, sketch=recurrence, **how))
 
     def _progress(self, what: str) -> Progress:
         return lambda done, total: self.follow(what, done, total)
-
-    def _made(self, measure: Callable[[], Made]) -> Made:
-        """A measurement with how it was made."""
-        start = time.perf_counter()
-        result = measure()
-        common: record.Measurement = result
-        common.update(
-            {
-                "seconds": round(time.perf_counter() - start, 3),
-                "samples": len(self.samples.y),
-                "precision": self.request.precision,
-                "batch_size": self.options["batch_size"],
-                "device": device_name(self.device),
-                "torch": torch.__version__,
-                "version": version(),
-            }
-        )
-        return result

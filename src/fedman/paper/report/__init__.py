@@ -11,13 +11,15 @@ def command(place: Path, out: Path) -> str:
     """Write the page `out` from what is found in `place`, and the folder of its figures and tables beside it."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: {out} must end in .html")
-    from fedman.paper.report.figure import styled
+    from matplotlib import rc_context
+
+    from fedman.paper.report.figure import STYLE
     from fedman.paper.report.page import compose, render
     from fedman.paper.report.sources import find
     from fedman.runs.atomic import write_text
 
     found = find(place)
-    with styled():
+    with rc_context(STYLE):  # type: ignore[arg-type]
         report = compose(found)
     beside = out.with_name(f"{out.stem}_files")
     page = render(report, beside.name)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
@@ -103,7 +104,7 @@ class Comparison:
     @property
     def in_paper(self) -> bool:
         """Whether the paper has a table for this data set."""
-        return paper.covers(self.dataset)
+        return self.dataset in paper.TABLES
 
     @property
     def partitions(self) -> list[str]:
@@ -161,12 +162,10 @@ class Comparison:
 
 
 def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
-    """A comparison for each data set."""
-    by_dataset: dict[str, list[Series]] = {}
-    for s in all_series:
-        by_dataset.setdefault(s.dataset, []).append(s)
+    """A comparison for each data set; the series are in the paper's order."""
     made = []
-    for dataset, members in by_dataset.items():
+    for dataset, group in groupby(all_series, lambda s: s.dataset):
+        members = list(group)
         usual = Counter(s.zeta for s in members for _ in s.runs if s.man and not s.variant)
         zeta = ZETA.get(dataset) or max(usual, key=usual.__getitem__, default=0.0)
         main = [s for s in members if not s.variant and s.zeta in (0, zeta)]

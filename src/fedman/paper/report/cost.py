@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,22 +16,16 @@ from fedman.paper.report.sources import StepCost
 from fedman.paper.report.tables import Table
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer's multiplications for one sample on the way forward, and those that its MAN term adds."""
+def layers(name: str, shape: Sequence[int], classes: int) -> list[tuple[str, int, int]]:
+    """The multiplications for one sample forward, of every layer and of its MAN term.
 
-    name: str
-    own: int
-    man: int
-
-
-def layers(name: str, shape: Sequence[int], classes: int) -> list[Layer]:
-    """The paper's formula for every layer: C_o·H_o·W_o·C_i·K² or d_i·d_o of its own, one more per output for MAN."""
+    The paper's formula: C_o·H_o·W_o·C_i·K² or d_i·d_o of a layer's own, one more per output for MAN.
+    """
     model = build(name, shape, classes)
     found = []
 
     def count(name: str, fan_in: int, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found.append(Layer(name, output[0].numel() * fan_in, output[0].numel()))
+        found.append((name, output[0].numel() * fan_in, output[0].numel()))
 
     for part, module in model.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -48,9 +41,8 @@ def formula(dataset: str) -> Table | None:
     if spec is None:
         return None
     counted = layers(spec.model, spec.shape, spec.classes)
-    rows = [[layer.name, f"{layer.own:,}", f"{layer.man:,}", _percent(layer.man / layer.own)] for layer in counted]
-    own, man = sum(layer.own for layer in counted), sum(layer.man for layer in counted)
-    rows.append(["total", f"{own:,}", f"{man:,}", _percent(man / own)])
+    total = "total", sum(own for _, own, _ in counted), sum(man for _, _, man in counted)
+    rows = [[name, f"{own:,}", f"{man:,}", f"{100 * man / own:.2f} %"] for name, own, man in [*counted, total]]
     header = ["layer", "multiplications", "MAN adds", "share"]
     note = (
         "One sample forward: C_o·H_o·W_o·C_i·K² for a convolution, d_i·d_o for a linear layer; MAN adds one per output."
@@ -79,7 +71,3 @@ def runs(all_series: Sequence[Series]) -> Table:
     header = ["data", "method", "device", "precision", "s per run", "runs"]
     note = "Wall time with evaluation every round. Runs that are stacked share their time evenly."
     return Table("cost-runs", "Time of a run", header, rows, note, 4)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"

@@ -85,12 +85,12 @@ def convergence(data: Comparison) -> list[Picture]:
 
 def _panel(data: Comparison, members: Sequence[Series], partition: str, number: int) -> Picture:
     figure, axes = panel()
-    lines, top, start = [], 0.0, 100.0
+    top, start = 0.0, 100.0
     for s in members:
         curve = s.curve
         assert curve is not None
         band = (curve.low, curve.high) if len(s.runs) > 1 else ()
-        lines.append(draw_curve(axes, s, curve.rounds, curve.mean, band=band))
+        draw_curve(axes, s, curve.rounds, curve.mean, band=band)
         top = max(top, float(curve.high.max()))
         start = min(start, float(np.interp(EARLY * s.length, curve.rounds, curve.mean)))
     goal = members[0].target
@@ -106,8 +106,7 @@ def _panel(data: Comparison, members: Sequence[Series], partition: str, number: 
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc="lower right").set_gid("legend")
     title = f"{data.title}, {paper.partition_title(partition)}: accuracy over the rounds"
-    name = f"{slug(data.dataset)}-{slug(partition)}-curves-{number}"
-    return finish(name, title, figure, {"lines": lines, "x": "round"})
+    return finish(f"{slug(data.dataset)}-{slug(partition)}-curves-{number}", title, figure)
 
 
 def sensitivity(data: Comparison) -> list[Picture]:

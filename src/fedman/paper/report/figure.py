@@ -9,10 +9,9 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -67,28 +66,6 @@ STYLE: dict[str, Any] = {
 }
 
 
-class Line(TypedDict):
-    """A curve for the pointer; `series` is that of its element."""
-
-    label: str
-    series: str
-    x: list[float]
-    y: list[float]
-
-
-class Hover(TypedDict, total=False):
-    """What the pointer shows (`page.js`): curves, or points with a text each, or a grid of values."""
-
-    lines: list[Line]
-    x: str  # the name of the curves' x
-    points: list[tuple[float, float, str]]
-    grid: list[list[float]]
-    rows: tuple[float, float]  # y of the grid's first and last row
-    columns: tuple[float, float]
-    value: str  # what the grid's values are
-    names: tuple[str, str]  # of the grid's columns and rows
-
-
 @dataclass(frozen=True)
 class Picture:
     """A figure in its three forms; `hover` is a JSON text, empty where there is nothing for the pointer."""
@@ -106,11 +83,6 @@ def colour(algorithm: str) -> str:
     return COLOURS.get(algorithm, COLOURS["muted"])[0]
 
 
-def styled() -> AbstractContextManager[None]:
-    """The context in which figures are drawn."""
-    return rc_context(STYLE)  # type: ignore[arg-type]
-
-
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
     """A figure with one pair of axes in a fixed place, in inches."""
     figure = Figure(figsize=(width, height))
@@ -120,37 +92,37 @@ def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figu
 
 
 def draw_curve(
-    axes: Any, of: Setting, x: np.ndarray, y: np.ndarray, *, digits: int = 4, width: float = 1.5,
-    band: Sequence[np.ndarray] = (),
-) -> Line:  # fmt: skip
-    """Draw a method's curve, dashed without MAN, and the band between two others; the curve for the pointer."""
+    axes: Any, of: Setting, x: np.ndarray, y: np.ndarray, width: float = 1.5, band: Sequence[np.ndarray] = ()
+) -> None:
+    """Draw a method's curve, dashed without MAN, and the band between two others."""
     series = f"{slug(of.algorithm)} {'man' if of.man else 'plain'}"
     style: dict[str, Any] = {} if of.man else {"linestyle": (0, (4, 2))}
     tone, width = colour(of.algorithm), width if of.man else 0.75 * width
     axes.plot(x, y, color=tone, label=of.method, gid=series, linewidth=width, **style)
     if band:
         axes.fill_between(x, *band, color=tone, alpha=0.18, linewidth=0, gid=series)
-    return {
-        "label": of.method,
-        "series": series,
-        "x": [round(float(v), 3) for v in x],
-        "y": [float(f"{float(v):.{digits}g}") for v in y],
-    }
 
 
-def finish(name: str, title: str, figure: Figure, hover: Hover | None = None) -> Picture:
-    """Render a figure with one pair of axes, whose place goes into what the pointer needs."""
+def finish(name: str, title: str, figure: Figure, hover: Mapping[str, object] | None = None) -> Picture:
+    """Render a figure with one pair of axes.
+
+    The pointer (`page.js`) shows the curves of `draw_curve`, else what `hover` has: `points` with a text each, or a
+    `grid` of values with the places of its first and last `rows` and `columns`.
+    """
     svg, png = io.BytesIO(), io.BytesIO()
     with rc_context({"svg.hashsalt": name}):  # reproducible ids that no other figure of the page has
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     figure.savefig(png, format="png", dpi=150)
+    axes = figure.axes[0]
+    lines = [_values(line) for line in axes.lines if line.get_gid()]
+    hover = {"lines": lines, "x": axes.get_xlabel()} if lines else hover
     data = ""
     if hover is not None:
-        axes = figure.axes[0]
         width, height = (72 * side for side in figure.get_size_inches())
         place = axes.get_position()
         box = place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height
-        placed = hover | {
+        placed = {
+            **hover,
             "box": [round(v, 2) for v in box],
             "xlim": axes.get_xlim(),
             "ylim": axes.get_ylim(),
@@ -159,6 +131,12 @@ def finish(name: str, title: str, figure: Figure, hover: Hover | None = None) ->
         }
         data = json.dumps(placed, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Picture(name, title, _inline(svg.getvalue().decode()), svg.getvalue(), png.getvalue(), data)
+
+
+def _values(line: Any) -> dict[str, object]:
+    x, y = line.get_data()
+    rounded = {"x": [round(float(v), 3) for v in x], "y": [float(f"{v:.4g}") for v in y]}
+    return {"label": line.get_label(), "series": line.get_gid(), **rounded}
 
 
 def _inline(svg: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurement, Measurements, Number, entries
+from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements, Number, entries
 from fedman.paper.report.series import Setting, method_order, method_title, papers_variant, slug
 from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
@@ -36,7 +37,7 @@ class Measured(Setting):
         best: Measurements = {}
         for file in self.files:
             for name, entry in entries(file).items():
-                if name not in best or samples(entry) > samples(entries(best)[name]):
+                if name not in best or entry.get("samples", 0) > entries(best)[name].get("samples", 0):
                     entries(best)[name] = entry
         return best
 
@@ -61,29 +62,19 @@ def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
             run, variant = record["run"], _variant(record)
             new = Measured(run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant, run["seed"], [])
             found.setdefault(new, new).files.append(record["models"][MODEL])
-    return sorted(
-        found.values(), key=lambda m: (m.dataset, m.partition, method_order(m.algorithm), m.variant, m.zeta, m.seed)
-    )
-
-
-def samples(entry: Measurement) -> int:
-    """The number of training samples; 0 where a file does not say."""
-    return entry.get("samples", 0)
+    return sorted(found.values(), key=_order)
 
 
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
-    groups: dict[tuple[str, str], dict[tuple[str, float], list[Measured]]] = {}
-    for m in measured:
-        groups.setdefault((m.dataset, m.partition), {}).setdefault((m.label, m.zeta), []).append(m)
-    return [_table(*key, list(members.values())) for key, members in groups.items()]
+    return [_table(*place, members) for place, members in groupby(measured, lambda m: (m.dataset, m.partition))]
 
 
-def _table(dataset: str, partition: str, groups: Sequence[Sequence[Measured]]) -> Table:
+def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
     rows = []
     doubts = ""
-    for members in groups:
+    for members in (list(group) for _, group in groupby(measured, lambda m: (m.label, m.zeta))):
         theirs = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
         star = "*" if theirs and theirs.doubt else ""
         doubts += star
@@ -137,11 +128,11 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
         first = run["dataset"], run["partition"], title, _variant(record), str(run["seed"])
         for model, file in record["models"].items():
             if "top" in file and (value := file["top"]["values"][0]) is not None:
-                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(samples(file["top"]) or BLANK)))
+                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(file["top"].get("samples", BLANK))))
             if "trace" in file and (value := file["trace"]["value"]) is not None:
                 error = file["trace"]["error"]
                 shown = BLANK if error is None else f"{error:.3g}"
-                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(samples(file["trace"]) or BLANK)))
+                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(file["trace"].get("samples", BLANK))))
     header = ["data", "partition", "method", "changed", "seed", "model", "of the Hessian", "value", "standard error",
               "samples"]  # fmt: skip
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
@@ -150,7 +141,7 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
 def basis(measured: Sequence[Measured]) -> str:
     """Which Hessian it is, in words."""
     used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
-    counts = sorted({samples(entry) for entry in used} - {0})
+    counts = sorted({entry["samples"] for entry in used if "samples" in entry})
     known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
     on = f"{known} training samples" if known else "training samples"
     return f"Hessian of the mean cross-entropy on {on}, at the mean of all clients' last models."
@@ -162,11 +153,13 @@ def plain_and_man(measured: Sequence[Measured]) -> list[tuple[Measured, Measured
     return [(m, found[*key[:4], True]) for key, m in found.items() if not m.man and (*key[:4], True) in found]
 
 
+def _order(m: Measured) -> tuple[object, ...]:
+    return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, m.zeta, m.seed
+
+
 def _variant(record: FlatnessRecord) -> str:
     """How the measured run differs from the paper's setting; unknown in files of earlier versions."""
-    run = record["run"]
-    keys = {key: run[key] for key in ("dataset", "partition", "algorithm", "zeta", "seed")}
-    return papers_variant({**run["config"], **keys}) if "config" in run else ""
+    return papers_variant(record["run"].get("config", {}))
 
 
 def _text(value: Number) -> str:

@@ -55,7 +55,7 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
         return []
     sentences = []
     have = {(d.dataset, c.series.partition, c.series.algorithm, c.series.man) for d in comparisons for c in d.cells}
-    for name in paper.tables():
+    for name in paper.TABLES:
         gaps = [
             method_title(algorithm, man)
             for algorithm in METHODS

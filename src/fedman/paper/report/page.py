@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -56,7 +56,7 @@ class Report:
     lead: str
     tiles: list[tuple[str, str]]
     sections: list[Section]
-    extra: list[Table] = field(default_factory=list)  # tables that are files alone
+    extra: list[Table]  # tables that are files alone
 
     @property
     def pictures(self) -> list[Picture]:
@@ -84,14 +84,14 @@ def compose(found: Sources) -> Report:
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
         _flatness(found.flatness, measured),
         _cost(compared, all_series, found.costs),
-        Section("runs", "All runs", folded=_filled(tables.all_runs(all_series))),
+        Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
     title, lead = "Federated runs, measured", "Federated learning with and without the MAN term."
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
-    shown = [section for section in sections if section.briefs or section.groups or section.folded]
+    shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
     return Report(title, lead, narrative.tiles(compared), shown, extra)
 
 
@@ -114,9 +114,11 @@ def render(report: Report, folder: str) -> str:
     return re.sub(r"\n\s*\n+", "\n", page)
 
 
-def _filled(*made: Table | None) -> list[Table]:
-    """The tables that have rows."""
-    return [table for table in made if table is not None and table.rows]
+def _without_empty(section: Section) -> Section:
+    """The section without tables that have no rows, and without groups that show nothing."""
+    groups = [replace(group, tables=[table for table in group.tables if table.rows]) for group in section.groups]
+    shown = [group for group in groups if group.pictures or group.tables or group.cards]
+    return replace(section, groups=shown, folded=[table for table in section.folded if table.rows])
 
 
 def _summary(compared: Sequence[Comparison], measured: Sequence[hessian.Measured], notes: Sequence[str]) -> Section:
@@ -137,22 +139,17 @@ def _dataset(data: Comparison) -> Section:
     seeds = "One seed" if data.seeds == "one seed" else f"Mean ± standard deviation over {data.seeds}"
     curve = "Test accuracy of the mean of all clients' last models; mean over seeds, shaded from lowest to highest."
     curve += f" Dotted: the target of {data.target:g} %." if data.target else ""
-    shown = _filled(
-        tables.rounds(data), tables.readings(data) if data.dataset == "cifar10" else None, tables.gains(data)
-    )
+    rounds = [tables.rounds(data)] if data.target else []
+    readings = [tables.readings(data)] if data.dataset == "cifar10" else []
     held = "Samples of every class (row) at every client (column); darker is more."
     groups = [
         Group("From plain to MAN", circles, curves.overview(data), columns),
         Group("Accuracy", columns=columns, cards=data, note=f"{seeds}, ζ = {data.zeta:g}. {tables.legend(data)}"),
         Group("Convergence", curve, curves.convergence(data), columns, names),
-        Group(tables=shown),
+        Group(tables=[*rounds, *readings, tables.gains(data)]),
         Group("Partitions", held, partitions.pictures(data), columns),
     ]
-    return Section(slug(data.dataset), data.title, groups=_not_empty(groups), narrow=columns == 1)
-
-
-def _not_empty(groups: Iterable[Group]) -> list[Group]:
-    return [group for group in groups if group.pictures or group.tables or group.cards]
+    return Section(slug(data.dataset), data.title, groups=groups, narrow=columns == 1)
 
 
 def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
@@ -161,9 +158,8 @@ def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
 
 def _studies(data: Comparison) -> list[Group]:
     text = "Shaded: the range in which the paper's text calls it stable." if data.in_paper else ""
-    zeta = _filled(tables.sensitivity(data))
-    study = Group(f"{data.title}: how much ζ matters", text, curves.sensitivity(data), 2, tables=zeta)
-    return _not_empty([study, Group(tables=_filled(tables.variants(data)))])
+    title, zeta = f"{data.title}: how much ζ matters", [tables.sensitivity(data)]
+    return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=[tables.variants(data)])]
 
 
 def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured]) -> Section:
@@ -183,8 +179,8 @@ def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Meas
         Group("Density of all eigenvalues", smooth, density, 2, names, off),
         Group("Loss landscapes", around, landscapes, 2),
     ]
-    folded = _filled(hessian.layers(measured), hessian.clients(measured), hessian.all_measurements(records))
-    return Section("flatness", "Flatness", groups=_not_empty(groups), folded=folded)
+    folded = [hessian.layers(measured), hessian.clients(measured), hessian.all_measurements(records)]
+    return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 
 def _cost(compared: Sequence[Comparison], all_series: Sequence[Series], costs: Sequence[StepCost]) -> Section:
@@ -192,5 +188,5 @@ def _cost(compared: Sequence[Comparison], all_series: Sequence[Series], costs: S
     for data in compared:
         if (table := cost.formula(data.dataset)) is not None:
             counted.setdefault(table.name, table)
-    shown = Group(tables=_filled(cost.measured(costs), *counted.values()))
-    return Section("cost", "Cost", groups=_not_empty([shown]), folded=_filled(cost.runs(all_series)))
+    shown = Group(tables=[cost.measured(costs), *counted.values()])
+    return Section("cost", "Cost", groups=[shown], folded=[cost.runs(all_series)])

@@ -23,35 +23,35 @@ def pictures(data: Comparison) -> list[Picture]:
     found = []
     for name in data.partitions:
         config = axes(data.of(name)[0].series.runs[0])
-        labels, classes = _labels(config)
-        if labels is not None:
+        known = _labels(config)
+        if known is not None:
+            labels, classes = known
             seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
             iid = SPECS[data.dataset].iid if data.dataset in SPECS else "shuffled"
             parts = partition.split(labels, name, config["clients"], classes=classes, iid=iid, seed=seed, sigma=sigma)
-            facts = partition.heterogeneity(labels, parts, classes)
-            found.append((name, partition.table(labels, parts, classes), facts["classes"]))
-    most = max((int(counts.max()) for _, counts, _ in found), default=0)
-    return [_heat_map(data.dataset, name, counts, mean, most) for name, counts, mean in found]
+            found.append((name, partition.table(labels, parts, classes)))
+    most = max((int(counts.max()) for _, counts in found), default=0)
+    return [_heat_map(data.dataset, name, counts, most) for name, counts in found]
 
 
-def _labels(config: Axes) -> tuple[np.ndarray | None, int]:
+def _labels(config: Axes) -> tuple[np.ndarray, int] | None:
     """The training labels, without the images where every class has as many, and the number of classes."""
     name = config["dataset"]
     if name in EVEN:
         spec = SPECS[name]
         if config["partition"] == "iid" and spec.iid == "stored":
-            return None, 0  # depends on the order of the labels in the files
+            return None  # depends on the order of the labels in the files
         return np.repeat(np.arange(spec.classes), spec.train // spec.classes), spec.classes
-    if name == "digits" or is_npz(name):
-        try:
-            data = load(name)
-        except UserError:
-            return None, 0  # a user's file that is no longer there
-        return data.y_train, data.classes
-    return None, 0
+    if name != "digits" and not is_npz(name):
+        return None
+    try:
+        data = load(name)
+    except UserError:
+        return None  # a user's file that is no longer there
+    return data.y_train, data.classes
 
 
-def _heat_map(dataset: str, name: str, counts: np.ndarray, mean: float, most: int) -> Picture:
+def _heat_map(dataset: str, name: str, counts: np.ndarray, most: int) -> Picture:
     """Samples of each class (row) at each client (column); the darkest shade is `most` samples."""
     clients, classes = counts.shape
     figure, axes = panel()
@@ -62,7 +62,7 @@ def _heat_map(dataset: str, name: str, counts: np.ndarray, mean: float, most: in
     axes.grid(visible=False)
     axes.locator_params(integer=True)
     where = paper.partition_title(name)
-    axes.set(title=f"{where}: {mean:.0f} classes per client", xlabel="client", ylabel="class")
+    axes.set(title=f"{where}: {(counts > 0).sum(1).mean():.0f} classes per client", xlabel="client", ylabel="class")
     title = f"{paper.title(dataset)}, {where}: {clients} clients, {classes} classes"
     return finish(
         f"{slug(dataset)}-{slug(name)}-partition", title, figure,

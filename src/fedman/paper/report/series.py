@@ -185,10 +185,10 @@ def _most_frequent(configs: Sequence[Settings]) -> Settings:
 
 def _papers(config: Settings) -> Settings:
     """The paper's setting for a run's data, algorithm and ζ; empty where it has none."""
-    keys = {k: config[k] for k in ("partition", "algorithm", "zeta")}
+    keys: Settings = {k: config[k] for k in ("partition", "algorithm", "zeta") if k in config}
     try:
-        name = str(config["dataset"])
-        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if paper.covers(name) else {}
+        name = str(config.get("dataset"))
+        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if name in paper.TABLES else {}
     except UserError:
         return {}  # a results file of another version of the program
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -30,9 +30,9 @@ class Sources:
     """What was found. `notes` tell a reader what was left out."""
 
     rows: list[ResultRow]
-    flatness: list[FlatnessRecord] = field(default_factory=list)
-    costs: list[StepCost] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    flatness: list[FlatnessRecord]
+    costs: list[StepCost]
+    notes: list[str]
 
 
 def find(place: Path) -> Sources:

@@ -89,10 +89,8 @@ def gains(data: Comparison) -> Table:
     )
 
 
-def rounds(data: Comparison) -> Table | None:
+def rounds(data: Comparison) -> Table:
     """Rounds to the target, beside the paper's."""
-    if data.target is None:
-        return None
 
     def texts(cell: Cell) -> list[str]:
         ratio = BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}"
