@@ -131,7 +131,7 @@ def test_a_gpu_gives_the_same_product() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(9, 1, 6, 6, generator=generator), torch.randint(0, 3, (9,), generator=generator)
     expected = dense(cnn(), x, y)
-    matrix = Hessian(cnn(), F.cross_entropy, (x, y), device="cuda").dense().cpu()
+    matrix = Hessian(cnn().cuda(), F.cross_entropy, (x, y)).dense().cpu()
     assert (matrix - expected).norm() < 1e-5 * expected.norm()
 
 

@@ -34,7 +34,7 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
     """The mean over samples of ‖a‖² by layer, a being the layer's input; only layers whose first input is a tensor."""
     device = next(model.parameters()).device
     data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
-    model = copy.deepcopy(model).to(device, dtype).eval()
+    model = copy.deepcopy(model).to(dtype).eval()
     names = {module: name for name, module in model.named_modules() if name in layers(model)}
     totals: dict[str, Tensor] = {}
 

@@ -72,7 +72,7 @@ def landscape(
     layout = select(model)
     where = next(model.parameters()).device
     data = Batches(batches, device=where, dtype=dtype, batch_size=batch_size, limit=limit)
-    model = copy.deepcopy(model).to(where, dtype).eval().requires_grad_(False)
+    model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
     axes = torch.stack([_check(d, layout) for d in directions]).to(where, dtype)
     centre = layout.flatten(dict(model.named_parameters()))
 

@@ -59,7 +59,6 @@ class Hessian:
         *,
         parameters: Sequence[str] | None = None,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
         batch_size: int | None = None,
         limit: int | None = None,
         resident: bool = True,
@@ -69,10 +68,10 @@ class Hessian:
         if dtype not in (torch.float32, torch.float64):
             raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
         self.dtype = dtype
-        self.device = torch.device(device) if device is not None else _device(model)
+        self.layout = select(model, parameters)
+        self.device = next(model.parameters()).device
         self.loss = loss
-        self.model = copy.deepcopy(model).to(self.device, dtype).eval()
-        self.layout = select(self.model, parameters)
+        self.model = copy.deepcopy(model).to(dtype).eval()
         self.size = self.layout.size  # P, the number of parameters in the block
         for name, p in self.model.named_parameters():
             p.requires_grad_(name in self.layout.names)
@@ -216,10 +215,6 @@ def _arithmetic(tf32: bool) -> Iterator[None]:
 
 def _means(want: str, name: str) -> bool:
     return name == want or name.startswith(want + ".") or fnmatchcase(name, want)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _scalar(loss: Any) -> None:

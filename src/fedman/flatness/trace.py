@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,16 +82,9 @@ def hutchpp(
     return Trace(value, error, (value - half, value + half), CONFIDENCE, n, spent + n, converged, method)
 
 
-def hutchinson(
-    operator: Operator,
-    *,
-    rtol: float = 0.01,
-    max_probes: int = 1000,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Trace:
-    """Hutch++ without a sketch: probes alone."""
-    return hutchpp(operator, sketch=0, rtol=rtol, max_probes=max_probes, seed=seed, progress=progress)
+def hutchinson(operator: Operator, **options: Any) -> Trace:
+    """Probes alone, without a sketch; `options` are those of `hutchpp`."""
+    return hutchpp(operator, sketch=0, **options)
 
 
 def _sketch(operator: Operator, count: int, generator: torch.Generator) -> tuple[Tensor, float, int]:
