@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedman.data import cache, files
+from fedman.data import files, npz
 from fedman.data.catalog import Progress, Spec, default_dir
 from fedman.errors import UserError
 
@@ -30,8 +30,7 @@ TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[\w.-]+\.JPEG")
 VAL_IMAGE = re.compile(r"[\w.-]+\.JPEG")
 MAX_JPEG = 1 << 20
 MAX_TEXT = 1 << 24
-CACHE_NAME = "tiny-imagenet.decoded.npy"
-CACHE_VERSION = 1
+CACHE_NAME = "tiny-imagenet.decoded.npz"
 
 
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
@@ -39,16 +38,14 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
     source = _find(spec, root)
     channels, height, width = spec.shape
     count, shape = spec.train + spec.test, (height, width, channels)
-    key = hashlib.sha256(repr((CACHE_VERSION, spec.classes, count, shape)).encode())
-    key.update(source.fingerprint())
+    key = hashlib.sha256(repr((spec.classes, count, shape)).encode())
+    for name, info in sorted(source.stats()):
+        key.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     places = list(dict.fromkeys((root / CACHE_NAME, default_dir() / CACHE_NAME)))
-    for place in places:
-        found = cache.load(place, key.digest(), count, shape)
-        if found:
-            break
-    else:
-        names, labels = _listing(spec, source)
-        found = _decode(source, names, shape, progress), labels
+    found = next((cached for place in places if (cached := _cached(place, key.digest()))), None)
+    if found is None:
+        names, numbers = _listing(spec, source)
+        found = _decode(source, names, shape, progress), numbers
         _store(places, key.digest(), *found)
     images, labels = found[0], found[1].astype(np.int64)
     return images[: spec.train], labels[: spec.train], images[spec.train :], labels[spec.train :]
@@ -116,13 +113,29 @@ def _decode(source: _Source, names: list[str], shape: tuple[int, int, int], prog
     return images
 
 
+def _cached(place: Path, key: bytes) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images and labels, if they are there, undamaged, and made from the files that `key` stands for."""
+    try:
+        _, (images, labels, made_from) = npz.read_arrays(place, ("images", "labels", "key"))
+    except UserError:
+        return None
+    return (images, labels) if made_from.tobytes() == key else None
+
+
 def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
     """Write the cache to the first place where that is possible; warn if there is none."""
     for place in places:
+        staged = place.with_name(f"{place.name}.{os.getpid()}.tmp")
         try:
-            return cache.save(place, key, images, labels)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(staged, "wb") as file:
+                np.savez(file, images=images, labels=labels, key=np.frombuffer(key, np.uint8))
+            staged.replace(place)
+            return
         except OSError as error:
             problem = f"{place}: the decoded images could not be cached ({error.strerror or error})"
+        finally:
+            staged.unlink(missing_ok=True)
     warnings.warn(problem, stacklevel=2)
 
 
@@ -133,12 +146,11 @@ class _Zip:
     """
 
     def __init__(self, path: Path) -> None:
-        files.check_regular(path)
         self.path = path
 
-    def fingerprint(self) -> bytes:
-        info = self.path.stat()
-        return repr((self.path.name, info.st_size, info.st_mtime_ns)).encode()
+    def stats(self) -> list[tuple[str, os.stat_result]]:
+        """What tells whether a file has changed."""
+        return [(self.path.name, files.check_regular(self.path))]
 
     def names(self) -> list[str]:
         return list(self._members)
@@ -180,20 +192,14 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def fingerprint(self) -> bytes:
-        """Sizes and times of all files: much faster than decoding, and a changed image is noticed."""
-        digest = hashlib.sha256()
-        for name, info in sorted(self._files()):
-            digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        return digest.digest()
-
     def names(self) -> list[str]:
-        return [name for name, _ in self._files()]
+        return [name for name, _ in self.stats()]
 
     def read(self, name: str, limit: int) -> bytes:
         return files.read_plain(self.path / name, limit)
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+    def stats(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Of all files: much faster than decoding them."""
         for pattern in ("val", "val/images", "train/*/images"):
             for folder in filter(Path.is_dir, self.path.glob(pattern)):
                 below = folder.relative_to(self.path).as_posix()
