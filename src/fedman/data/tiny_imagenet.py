@@ -153,37 +153,35 @@ class _Zip:
         return [(self.path.name, files.check_regular(self.path))]
 
     def names(self) -> list[str]:
-        return list(self._members)
+        return list(self._open[1])
 
     def read(self, name: str, limit: int) -> bytes:
-        member = self._members.get(name)
+        archive, members = self._open
+        member = members.get(name)
         if member is None:
             raise UserError(f"{self.path}: has no member {TOP}/{name}")
         if member.file_size > limit:
             raise UserError(f"{self.path}: member {name} has {member.file_size} bytes, at most {limit} allowed")
         try:
-            return self._archive.read(member)
+            return archive.read(member)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
             raise UserError(f"{self.path}: member {name} cannot be unpacked ({error})") from error
 
     @cached_property
-    def _archive(self) -> zipfile.ZipFile:
+    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
         try:
-            return zipfile.ZipFile(self.path)
+            archive = zipfile.ZipFile(self.path)
         except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
             raise UserError(f"{self.path}: is not a whole zip archive ({error})") from error
-
-    @cached_property
-    def _members(self) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
-        for info in self._archive.infolist():
+        for info in archive.infolist():
             top, _, name = info.filename.removeprefix("./").partition("/")
             if top != TOP or not name or info.is_dir():
                 continue
             if name in members:
                 raise UserError(f"{self.path}: has member {info.filename[:80]!r} twice")
             members[name] = info
-        return members
+        return archive, members
 
 
 class _Folder:
