@@ -19,7 +19,8 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-ARGUMENTS: dict[str, Any] = dict(input=None, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1)
+OPTIONS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+ARGUMENTS: dict[str, Any] = {"input": None, "weight": None, **OPTIONS}  # of these functions, with their defaults
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 BY_G, BY_X, BY_W = range(3)
 

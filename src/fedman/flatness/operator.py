@@ -79,15 +79,11 @@ class Hessian:
         self.batches = Batches(
             batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit, resident=resident
         )
+        self.samples = self.batches.samples  # n
         self.products = 0
         self.tf32 = tf32
         self._keep = keep_graphs if self.device.type == "cuda" else bool(keep_graphs)  # None: not known yet
         self._graphs: list[tuple[float, Tensor, Sequence[Tensor]]] = []
-
-    @property
-    def samples(self) -> int:
-        """n, the number of samples in the mean."""
-        return self.batches.samples
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
