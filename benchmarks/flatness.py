@@ -212,17 +212,13 @@ def measures(model: nn.Module, samples: Samples, names: list[str], options: argp
 
 
 def landscapes(model: nn.Module, x: Tensor, y: Tensor, batch: int, clock: Clock) -> Iterator[dict]:
-    """25 points of a landscape, models stacked or not, the same number of activations at once."""
+    """25 points of a landscape."""
     directions = [random_direction(model, seed) for seed in (0, 1)]
-    for chunk in (1, 5, 25):
-        times = [clock.now()]
-        for _ in range(2):
-            landscape(model, F.cross_entropy, (x, y), directions, points=5, chunk=chunk, batch_size=batch // chunk)
-            times.append(clock.now())
-        yield {
-            "landscape": f"{chunk} models x {batch // chunk} images at once",
-            "s_41x41": (times[2] - times[1]) * 41**2 / 25,
-        }
+    times = [clock.now()]
+    for _ in range(2):
+        landscape(model, F.cross_entropy, (x, y), directions, points=5, batch_size=batch)
+        times.append(clock.now())
+    yield {"landscape": f"{batch} images at once", "s_41x41": (times[2] - times[1]) * 41**2 / 25}
 
 
 def subject(options: argparse.Namespace, device: str) -> tuple[nn.Module, Samples]:

@@ -40,11 +40,9 @@ def test_ends_of_the_spectrum(k: int) -> None:
     matrix = random_symmetric(200, 1)
     every = torch.linalg.eigvalsh(matrix)
     top = eigenpairs(Matrix(matrix), k, tol=1e-9)
-    bottom = eigenpairs(Matrix(matrix), k, tol=1e-9, ends="bottom")
     both = eigenpairs(Matrix(matrix), k, tol=1e-9, ends="both")
     assert torch.allclose(top.values, every.flip(0)[:k], rtol=1e-6)
-    assert torch.allclose(bottom.values, every[:k].flip(0), rtol=1e-6)
-    assert torch.allclose(both.values, torch.cat([top.values, bottom.values]), rtol=1e-6)
+    assert torch.allclose(both.values, torch.cat([top.values, every[:k].flip(0)]), rtol=1e-6)
     assert torch.allclose(both.vectors @ both.vectors.T, torch.eye(2 * k, dtype=torch.float64), atol=1e-9)
 
 

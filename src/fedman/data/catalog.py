@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +24,8 @@ class Spec:
 
     `mean` and `std` are per channel, of pixels scaled to [0, 1]. `iid` differs between data sets as in the paper's
     code. `first_labels` tell apart data sets whose files have the same names and sizes. `files` maps what
-    `fedman data get` fetches to checksums ("algorithm:hex"), `also` other official archives that are read as well;
-    `url` is the address of the folder they lie in and `folder` the place below data_dir where they are put.
+    `fedman data get` fetches to MD5 sums, `also` other official archives that are read as well; `url` is the address of
+    the folder they lie in and `folder` the place below data_dir where they are put.
     """
 
     name: str
@@ -48,115 +48,104 @@ class Spec:
     also: Mapping[str, str] = field(default_factory=dict)
 
 
-_SPECS = (
-    Spec(
-        name="digits",
-        title="UCI optical digits, 8x8, part of the package",
-        reader="digits",
-        classes=10,
-        shape=(1, 8, 8),
-        train=1437,
-        test=360,
-        mean=(0.3054,),
-        std=(0.3753,),
-        model="mlp",
-    ),
-    Spec(
-        name="cifar10",
-        title="CIFAR-10",
-        reader="cifar",
-        classes=10,
-        shape=(3, 32, 32),
-        train=50_000,
-        test=10_000,
-        mean=(0.491, 0.482, 0.447),
-        std=(0.247, 0.243, 0.262),
-        model="cifar_cnn",
-        augment=True,
-        iid="stored",
-        url="https://www.cs.toronto.edu/~kriz/",
-        files={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
-        also={"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
-    ),
-    Spec(
-        name="cifar100",
-        title="CIFAR-100, fine labels",
-        reader="cifar",
-        classes=100,
-        shape=(3, 32, 32),
-        train=50_000,
-        test=10_000,
-        mean=(0.5071, 0.4867, 0.4408),
-        std=(0.2675, 0.2565, 0.2761),
-        model="cifar_cnn",
-        augment=True,
-        iid="balanced",
-        target=50.0,
-        url="https://www.cs.toronto.edu/~kriz/",
-        files={"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
-        also={"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"},
-    ),
-    Spec(
-        name="tiny-imagenet",
-        title="Tiny-ImageNet-200; its labelled validation images are the test set",
-        reader="tiny_imagenet",
-        classes=200,
-        shape=(3, 64, 64),
-        train=100_000,
-        test=10_000,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        model="tiny_cnn",
-        augment=True,
-        target=28.0,
-        url="http://cs231n.stanford.edu/",
-        files={"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
-    ),
-    Spec(
-        name="mnist",
-        title="MNIST",
-        reader="idx",
-        classes=10,
-        shape=(1, 28, 28),
-        train=60_000,
-        test=10_000,
-        mean=(0.1307,),
-        std=(0.3081,),
-        model="small_cnn",
-        first_labels=(5, 0, 4, 1, 9),
-        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
-        folder="MNIST/raw",
-        files={
-            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
-        },
-    ),
-    Spec(
-        name="fashion-mnist",
-        title="Fashion-MNIST",
-        reader="idx",
-        classes=10,
-        shape=(1, 28, 28),
-        train=60_000,
-        test=10_000,
-        mean=(0.2860,),
-        std=(0.3530,),
-        model="small_cnn",
-        first_labels=(9, 0, 0, 3, 0),
-        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        folder="FashionMNIST/raw",
-        files={
-            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
-        },
-    ),
+_DIGITS = Spec(
+    name="digits",
+    title="UCI optical digits, 8x8, part of the package",
+    reader="digits",
+    classes=10,
+    shape=(1, 8, 8),
+    train=1437,
+    test=360,
+    mean=(0.3054,),
+    std=(0.3753,),
+    model="mlp",
+)
+_CIFAR10 = Spec(
+    name="cifar10",
+    title="CIFAR-10",
+    reader="cifar",
+    classes=10,
+    shape=(3, 32, 32),
+    train=50_000,
+    test=10_000,
+    mean=(0.491, 0.482, 0.447),
+    std=(0.247, 0.243, 0.262),
+    model="cifar_cnn",
+    augment=True,
+    iid="stored",
+    url="https://www.cs.toronto.edu/~kriz/",
+    files={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+    also={"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+)
+_CIFAR100 = replace(
+    _CIFAR10,
+    name="cifar100",
+    title="CIFAR-100, fine labels",
+    classes=100,
+    mean=(0.5071, 0.4867, 0.4408),
+    std=(0.2675, 0.2565, 0.2761),
+    iid="balanced",
+    target=50.0,
+    files={"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+    also={"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+)
+_TINY_IMAGENET = Spec(
+    name="tiny-imagenet",
+    title="Tiny-ImageNet-200; its labelled validation images are the test set",
+    reader="tiny_imagenet",
+    classes=200,
+    shape=(3, 64, 64),
+    train=100_000,
+    test=10_000,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    model="tiny_cnn",
+    augment=True,
+    target=28.0,
+    url="http://cs231n.stanford.edu/",
+    files={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+)
+_MNIST = Spec(
+    name="mnist",
+    title="MNIST",
+    reader="idx",
+    classes=10,
+    shape=(1, 28, 28),
+    train=60_000,
+    test=10_000,
+    mean=(0.1307,),
+    std=(0.3081,),
+    model="small_cnn",
+    first_labels=(5, 0, 4, 1, 9),
+    url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+    folder="MNIST/raw",
+    files={
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+)
+_FASHION_MNIST = replace(
+    _MNIST,
+    name="fashion-mnist",
+    title="Fashion-MNIST",
+    mean=(0.2860,),
+    std=(0.3530,),
+    first_labels=(9, 0, 0, 3, 0),
+    url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    folder="FashionMNIST/raw",
+    files={
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
 )
 
-SPECS: dict[str, Spec] = {spec.name: spec for spec in _SPECS}
+SPECS: dict[str, Spec] = {
+    spec.name: spec for spec in (_DIGITS, _CIFAR10, _CIFAR100, _TINY_IMAGENET, _MNIST, _FASHION_MNIST)
+}
 
 
 def is_npz(name: str) -> bool:

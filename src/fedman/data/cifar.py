@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,20 +15,18 @@ PIXELS = 3 * 32 * 32
 NAME_BYTES = 256  # room for a record's labels, file name and opcodes in the python distribution
 
 
-@dataclass(frozen=True)
-class Layout:
-    """One distribution. `labels`: bytes of labels before each binary record (the last one counts), or the
-    key of the labels in the pickled dictionary."""
+class Layout(NamedTuple):
+    """One distribution: its folder, also in the archive, and its files, the test set's last. `labels`: bytes of labels
+    before each binary record (the last one counts), or the key of the labels in the pickled dictionary."""
 
-    archive: str
     folder: str
-    train: tuple[str, ...]
-    test: str
+    files: tuple[str, ...]
     labels: int | bytes
 
     def counts(self, spec: Spec) -> dict[str, int]:
-        """Records in each file, the test set last."""
-        return {**dict.fromkeys(self.train, spec.train // len(self.train)), self.test: spec.test}
+        """Records in each file."""
+        *train, test = self.files
+        return {**dict.fromkeys(train, spec.train // len(train)), test: spec.test}
 
     def limits(self, spec: Spec) -> dict[str, int]:
         """The most bytes each file may have."""
@@ -36,32 +34,27 @@ class Layout:
         return {name: n * (PIXELS + beside) + once for name, n in self.counts(spec).items()}
 
 
-_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-_BINARY_BATCHES = tuple(f"{name}.bin" for name in _BATCHES)
+_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 LAYOUTS = {
-    10: (
-        Layout("cifar-10-binary.tar.gz", "cifar-10-batches-bin", _BINARY_BATCHES, "test_batch.bin", 1),
-        Layout("cifar-10-python.tar.gz", "cifar-10-batches-py", _BATCHES, "test_batch", b"labels"),
-    ),
-    100: (
-        Layout("cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", 2),
-        Layout("cifar-100-python.tar.gz", "cifar-100-python", ("train",), "test", b"fine_labels"),
-    ),
+    "cifar-10-binary.tar.gz": Layout("cifar-10-batches-bin", tuple(f"{name}.bin" for name in _BATCHES), 1),
+    "cifar-10-python.tar.gz": Layout("cifar-10-batches-py", _BATCHES, b"labels"),
+    "cifar-100-binary.tar.gz": Layout("cifar-100-binary", ("train.bin", "test.bin"), 2),
+    "cifar-100-python.tar.gz": Layout("cifar-100-python", ("train", "test"), b"fine_labels"),
 }
 
 
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
-    """The first distribution found: an unpacked folder before its archive, `root` itself last."""
-    layouts = LAYOUTS[spec.classes]
-    for layout in layouts:
+    """The first distribution found: as an unpacked folder, as the archive, or its files in `root` itself."""
+    layouts = {archive: LAYOUTS[archive] for archive in (*spec.files, *spec.also)}
+    for archive, layout in layouts.items():
+        limits = layout.limits(spec)
         if (root / layout.folder).is_dir():
-            return _arrays(spec, layout, files.read_folder(root / layout.folder, layout.limits(spec)))
-        if (root / layout.archive).exists():
-            return _arrays(spec, layout, files.read_tar_gz(root / layout.archive, layout.folder, layout.limits(spec)))
-    for layout in layouts:
-        if all((root / name).is_file() for name in (*layout.train, layout.test)):
-            return _arrays(spec, layout, files.read_folder(root, layout.limits(spec)))
-    raise files.not_found(spec, root, [name for x in layouts for name in (f"{x.folder}/", x.archive)])
+            return _arrays(spec, layout, files.read_folder(root / layout.folder, limits))
+        if (root / archive).exists():
+            return _arrays(spec, layout, files.read_tar_gz(root / archive, layout.folder, limits))
+        if all((root / name).is_file() for name in layout.files):
+            return _arrays(spec, layout, files.read_folder(root, limits))
+    raise files.not_found(spec, root, [name for archive, x in layouts.items() for name in (f"{x.folder}/", archive)])
 
 
 def _arrays(spec: Spec, layout: Layout, content: list[files.Content]) -> files.Arrays:

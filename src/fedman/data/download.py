@@ -23,17 +23,11 @@ MAX_BYTES = 2 << 30  # several times the largest official archive
 
 
 def get(
-    name: str,
-    data_dir: Path | str | None = None,
-    *,
-    url: str | None = None,
-    sha256: str | None = None,
-    progress: Progress | None = None,
+    name: str, data_dir: Path | str | None = None, *, url: str | None = None, progress: Progress | None = None
 ) -> list[Path]:
     """Download what `load(name, data_dir)` reads; files that exist are only checked.
 
     `url` is another address: of one official archive, or, ending in "/", of a folder with the official files.
-    `sha256` replaces the published checksum (of a single file).
     """
     if is_npz(name):
         raise UserError(f"dataset: {name} is a file of your own; there is nothing to download")
@@ -41,24 +35,20 @@ def get(
     if not spec.files:
         return []
     wanted = _addresses(spec, url or spec.url)
-    if sha256 is not None:
-        if len(wanted) > 1 or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-            raise UserError(f"sha256: {sha256!r} is not allowed; it must be the 64 hex digits of a single file")
-        wanted = {address: f"sha256:{sha256.lower()}" for address in wanted}
     folder = (Path(data_dir).expanduser() if data_dir else default_dir()) / spec.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_one(address, folder, checksum, progress) for address, checksum in wanted.items()]
+        return [_one(address, folder, md5, progress) for address, md5 in wanted.items()]
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error
 
 
 def _addresses(spec: Spec, url: str) -> dict[str, str]:
-    """Address -> checksum of each file to fetch."""
+    """Address -> MD5 of each file to fetch."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"url: {url} is not allowed; it must begin with http:// or https://")
     if url.endswith("/"):
-        return {url + name: checksum for name, checksum in spec.files.items()}
+        return {url + name: md5 for name, md5 in spec.files.items()}
     known = {**spec.files, **spec.also}
     name = _name(url)
     if len(spec.files) > 1 or name not in known:
@@ -70,28 +60,23 @@ def _name(url: str) -> str:
     return urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
 
 
-def _one(url: str, folder: Path, checksum: str, progress: Progress | None) -> Path:
+def _one(url: str, folder: Path, md5: str, progress: Progress | None) -> Path:
     path, part = folder / _name(url), folder / f"{_name(url)}.part"
     if path.exists():
-        found = _checksum(path, checksum)
-        if found != checksum:
-            raise UserError(f"{path}: is there already but is not the official file ({found}, not {checksum})")
+        if (found := _md5(path)) != md5:
+            raise UserError(f"{path}: is there already but is not the official file (md5 {found}, not {md5})")
         return path
     _fetch(url, part, progress)
-    found = _checksum(part, checksum)
-    if found != checksum:
+    if (found := _md5(part)) != md5:
         part.unlink()
-        raise UserError(f"{url}: wrong checksum, {found} instead of {checksum}; the file was removed")
+        raise UserError(f"{url}: wrong checksum, md5 {found} instead of {md5}; the file was removed")
     part.replace(path)
     return path
 
 
-def _checksum(path: Path, expected: str) -> str:
-    """The checksum of a file as "algorithm:hex", with the algorithm of `expected`."""
-    algorithm = expected.partition(":")[0]
+def _md5(path: Path) -> str:
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return f"{algorithm}:{digest.hexdigest()}"
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:

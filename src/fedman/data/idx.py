@@ -31,8 +31,9 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
     for (images, labels), count in zip(STEMS, (spec.train, spec.test), strict=True):
         _, x = _load(folder, images, (count, height, width))
         path, y = _load(folder, labels, (count,))
-        if images == "train-images":
-            _check_identity(spec, path, y)
+        first = tuple(y[: len(spec.first_labels)].tolist())
+        if images == "train-images" and first != spec.first_labels:  # names and sizes of files do not tell
+            raise UserError(f"{path}: labels begin {first}, those of {spec.name} {spec.first_labels}: another data set")
         arrays += [x.reshape(count, height, width, channels), files.check_labels(str(path), y, spec.classes)]
     x_train, y_train, x_test, y_test = arrays
     return x_train, y_train, x_test, y_test
@@ -56,10 +57,3 @@ def _load(folder: Path, stem: str, shape: tuple[int, ...]) -> tuple[Path, np.nda
     if len(data) != size:
         raise UserError(f"{path}: has {len(data)} bytes, expected {size}")
     return path, np.frombuffer(bytearray(data), np.uint8, offset=len(header)).reshape(shape)
-
-
-def _check_identity(spec: Spec, path: Path, labels: np.ndarray) -> None:
-    """Data sets in the form of MNIST have the same file names and sizes; only their labels tell them apart."""
-    first = tuple(labels[: len(spec.first_labels)].tolist())
-    if first != spec.first_labels:
-        raise UserError(f"{path}: labels begin {first}, those of {spec.name} {spec.first_labels}: another data set")

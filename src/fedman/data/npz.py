@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
 import tokenize
 import zipfile
 import zlib
@@ -67,10 +69,11 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
             raise UserError(f"{where} takes {size} bytes, at most {MAX_BYTES} are allowed")
         if file.tell() + size != info.file_size or min(shape, default=0) < 0:
             raise UserError(f"{where} has shape {shape} but {info.file_size - file.tell()} bytes")
-        data = bytearray(file.read(size + 1))
-        if len(data) != size:
+        data = io.BytesIO()
+        shutil.copyfileobj(file, data, 1 << 20)
+        if data.tell() != size:
             raise UserError(f"{where} has fewer bytes than its header says")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    return np.frombuffer(data.getbuffer(), dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,31 +17,24 @@ from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 
 STREAM = 14  # separates these draws from other uses of the same seed
-MAX_SIGMA = 10.0
 _RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
 
 
-class Rule(NamedTuple):
-    """A parsed partition: kind "iid", "dir" (value δ) or "path" (value: classes per client)."""
-
-    kind: str
-    value: float = 0.0
-
-
-def parse(spec: str) -> Rule:
-    """Read `iid`, `dir0.3`, `path2`.
+def parse(spec: str) -> tuple[str, float]:
+    """A rule's kind and number: δ of "dir", classes per client of "path", 0 for "iid".
 
     >>> parse("dir0.3")
-    Rule(kind='dir', value=0.3)
+    ('dir', 0.3)
     """
     match = _RULE.fullmatch(spec)
-    kind, *value = [group for group in match.groups() if group] if match else [""]
-    if not kind or (value and not 0 < float(value[0]) <= 1e6):
+    kind, *number = filter(None, match.groups()) if match else ("",)
+    value = float(number[0]) if number else 0.0
+    if kind != "iid" and not 0 < value <= 1e6:
         raise UserError(
             f"partition: {spec!r} is not allowed; allowed are iid, dirX (Dirichlet, 0 < X <= 1e6: dir0.3) "
             "and pathC (C >= 1 classes per client: path2)"
         )
-    return Rule(kind, *map(float, value))
+    return kind, value
 
 
 def clients_of(data: Dataset, partition: str, clients: int, *, seed: int = 0, sigma: float = 0.0) -> list[np.ndarray]:
@@ -64,37 +56,23 @@ def split(
 
     `sigma` is the σ of log-normal client sizes (0: all equal); `iid` the order that the partition `iid` cuts.
     """
-    rule = parse(spec)
-    labels = np.asarray(labels)
-    _check(labels, clients, classes, seed, sigma)
+    kind, value = parse(spec)
+    if not 1 <= clients <= len(labels):
+        raise UserError(f"clients: {clients} is not allowed; each needs a sample, so 1 to {len(labels)} are possible")
+    if not 0 <= sigma <= 10:
+        raise UserError(f"sigma: {sigma} is not allowed; allowed are 0 (equal sizes) to 10")
     rng = np.random.default_rng([STREAM, seed])
-    sizes = _sizes(len(labels), clients, sigma, rng)
+    n = len(labels)
+    sizes = _share(n, rng.lognormal(np.log(n / clients), sigma, clients)) if sigma else np.full(clients, n // clients)
     parts: Sequence[np.ndarray | list[int]]
-    if rule.kind == "dir":
-        parts = _dirichlet(labels, sizes, classes, rule.value, rng)
-    elif rule.kind == "path":
-        parts = _pathological(labels, sizes, classes, int(rule.value), rng)
+    if kind == "dir":
+        parts = _dirichlet(labels, sizes, classes, value, rng)
+    elif kind == "path":
+        parts = _pathological(labels, sizes, classes, int(value), rng)
     else:
         order = _iid_order(labels, iid, rng)
         parts = np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
     return [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
-
-
-def _check(labels: np.ndarray, clients: int, classes: int, seed: int, sigma: float) -> None:
-    if not 1 <= clients <= len(labels):
-        raise UserError(f"clients: {clients} is not allowed; each needs a sample, so 1 to {len(labels)} are possible")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise UserError(f"labels: {labels.min()} to {labels.max()} found, allowed are 0 to {classes - 1}")
-    if seed < 0:
-        raise UserError(f"partition seed: {seed} is not allowed; it must be 0 or more")
-    if not 0 <= sigma <= MAX_SIGMA:
-        raise UserError(f"sigma: {sigma} is not allowed; allowed are 0 (equal sizes) to {MAX_SIGMA:g}")
-
-
-def _sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    if sigma == 0:
-        return np.full(clients, n // clients)
-    return _share(n, rng.lognormal(np.log(n / clients), sigma, clients))
 
 
 def _share(n: int, weights: np.ndarray) -> np.ndarray:
@@ -220,7 +198,6 @@ def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
 
 def table(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """Samples of each class at each client, int64 [clients, classes]."""
-    labels = np.asarray(labels)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 

@@ -27,22 +27,16 @@ STRUCTURE = (
 )
 
 
-class _Refused(Exception):
-    """Something that no CIFAR file holds."""
-
-
 def read(data: bytes, where: str) -> list[Atom]:
     """The strings, numbers and names of a pickle in their order; `where` names the file in errors."""
     try:
-        return list(_atoms(data))
+        return list(_atoms(data, where))
     except ValueError as error:
         reason = " ".join(str(error).split())[:80]
         raise UserError(f"{where}: is not a whole pickle of a CIFAR batch ({reason})") from error
-    except _Refused as error:
-        raise UserError(f"{where}: refused, the pickle holds {error}, which no CIFAR file does") from error
 
 
-def _atoms(data: bytes) -> Iterator[Atom]:
+def _atoms(data: bytes, where: str) -> Iterator[Atom]:
     memo: dict[int, Atom] = {}
     atom: list[Atom] = []  # what the last opcode stands for: one atom, or none
     operations: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(data)
@@ -59,14 +53,13 @@ def _atoms(data: bytes) -> Iterator[Atom]:
                 atom = [memo[arg]]
             case "GLOBAL" if arg in (*ARRAY[:2], DTYPE):
                 atom = [arg]
-            case "GLOBAL":
-                raise _Refused(f"the global {arg.replace(' ', '.')[:80]!r}")
             case name if name in CONSTANTS:
                 atom = [CONSTANTS[name]]
             case name if name in STRUCTURE:
                 atom = []
             case name:
-                raise _Refused(f"the opcode {name}")
+                what = f"the global {arg.replace(' ', '.')[:80]!r}" if name == "GLOBAL" else f"the opcode {name}"
+                raise UserError(f"{where}: refused, the pickle holds {what}, which no CIFAR file does")
         yield from atom
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedman.data import cache, files
+from fedman.data import files, npz
 from fedman.data.catalog import Progress, Spec, default_dir
 from fedman.errors import UserError
 
@@ -30,8 +30,7 @@ TRAIN_IMAGE = re.compile(r"train/(n\d{8})/images/[\w.-]+\.JPEG")
 VAL_IMAGE = re.compile(r"[\w.-]+\.JPEG")
 MAX_JPEG = 1 << 20
 MAX_TEXT = 1 << 24
-CACHE_NAME = "tiny-imagenet.decoded.npy"
-CACHE_VERSION = 1
+CACHE_NAME = "tiny-imagenet.decoded.npz"
 
 
 def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arrays:
@@ -39,16 +38,14 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> files.Arra
     source = _find(spec, root)
     channels, height, width = spec.shape
     count, shape = spec.train + spec.test, (height, width, channels)
-    key = hashlib.sha256(repr((CACHE_VERSION, spec.classes, count, shape)).encode())
-    key.update(source.fingerprint())
+    key = hashlib.sha256(repr((spec.classes, count, shape)).encode())
+    for name, info in sorted(source.stats()):
+        key.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     places = list(dict.fromkeys((root / CACHE_NAME, default_dir() / CACHE_NAME)))
-    for place in places:
-        found = cache.load(place, key.digest(), count, shape)
-        if found:
-            break
-    else:
-        names, labels = _listing(spec, source)
-        found = _decode(source, names, shape, progress), labels
+    found = next((cached for place in places if (cached := _cached(place, key.digest()))), None)
+    if found is None:
+        names, numbers = _listing(spec, source)
+        found = _decode(source, names, shape, progress), numbers
         _store(places, key.digest(), *found)
     images, labels = found[0], found[1].astype(np.int64)
     return images[: spec.train], labels[: spec.train], images[spec.train :], labels[spec.train :]
@@ -116,13 +113,29 @@ def _decode(source: _Source, names: list[str], shape: tuple[int, int, int], prog
     return images
 
 
+def _cached(place: Path, key: bytes) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images and labels, if they are there, undamaged, and made from the files that `key` stands for."""
+    try:
+        _, (images, labels, made_from) = npz.read_arrays(place, ("images", "labels", "key"))
+    except UserError:
+        return None
+    return (images, labels) if made_from.tobytes() == key else None
+
+
 def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
     """Write the cache to the first place where that is possible; warn if there is none."""
     for place in places:
+        staged = place.with_name(f"{place.name}.{os.getpid()}.tmp")
         try:
-            return cache.save(place, key, images, labels)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(staged, "wb") as file:
+                np.savez(file, images=images, labels=labels, key=np.frombuffer(key, np.uint8))
+            staged.replace(place)
+            return
         except OSError as error:
             problem = f"{place}: the decoded images could not be cached ({error.strerror or error})"
+        finally:
+            staged.unlink(missing_ok=True)
     warnings.warn(problem, stacklevel=2)
 
 
@@ -133,45 +146,42 @@ class _Zip:
     """
 
     def __init__(self, path: Path) -> None:
-        files.check_regular(path)
         self.path = path
 
-    def fingerprint(self) -> bytes:
-        info = self.path.stat()
-        return repr((self.path.name, info.st_size, info.st_mtime_ns)).encode()
+    def stats(self) -> list[tuple[str, os.stat_result]]:
+        """What tells whether a file has changed."""
+        return [(self.path.name, files.check_regular(self.path))]
 
     def names(self) -> list[str]:
-        return list(self._members)
+        return list(self._open[1])
 
     def read(self, name: str, limit: int) -> bytes:
-        member = self._members.get(name)
+        archive, members = self._open
+        member = members.get(name)
         if member is None:
             raise UserError(f"{self.path}: has no member {TOP}/{name}")
         if member.file_size > limit:
             raise UserError(f"{self.path}: member {name} has {member.file_size} bytes, at most {limit} allowed")
         try:
-            return self._archive.read(member)
+            return archive.read(member)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
             raise UserError(f"{self.path}: member {name} cannot be unpacked ({error})") from error
 
     @cached_property
-    def _archive(self) -> zipfile.ZipFile:
+    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
         try:
-            return zipfile.ZipFile(self.path)
+            archive = zipfile.ZipFile(self.path)
         except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError) as error:
             raise UserError(f"{self.path}: is not a whole zip archive ({error})") from error
-
-    @cached_property
-    def _members(self) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
-        for info in self._archive.infolist():
+        for info in archive.infolist():
             top, _, name = info.filename.removeprefix("./").partition("/")
             if top != TOP or not name or info.is_dir():
                 continue
             if name in members:
                 raise UserError(f"{self.path}: has member {info.filename[:80]!r} twice")
             members[name] = info
-        return members
+        return archive, members
 
 
 class _Folder:
@@ -180,20 +190,14 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def fingerprint(self) -> bytes:
-        """Sizes and times of all files: much faster than decoding, and a changed image is noticed."""
-        digest = hashlib.sha256()
-        for name, info in sorted(self._files()):
-            digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        return digest.digest()
-
     def names(self) -> list[str]:
-        return [name for name, _ in self._files()]
+        return [name for name, _ in self.stats()]
 
     def read(self, name: str, limit: int) -> bytes:
         return files.read_plain(self.path / name, limit)
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+    def stats(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Of all files: much faster than decoding them."""
         for pattern in ("val", "val/images", "train/*/images"):
             for folder in filter(Path.is_dir, self.path.glob(pattern)):
                 below = folder.relative_to(self.path).as_posix()

@@ -34,7 +34,7 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
     """The mean over samples of ‖a‖² by layer, a being the layer's input; only layers whose first input is a tensor."""
     device = next(model.parameters()).device
     data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
-    model = copy.deepcopy(model).to(device, dtype).eval()
+    model = copy.deepcopy(model).to(dtype).eval()
     names = {module: name for name, module in model.named_modules() if name in layers(model)}
     totals: dict[str, Tensor] = {}
 
@@ -53,7 +53,7 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
 
 @dataclass(frozen=True)
 class ClientBound:
-    """λ_max(Σ_k p_k H_k) ≤ Σ_k p_k λ_max(H_k): `top` ≤ `mean`, each client's λ_max, and the largest residual."""
+    """λ_max((1/N) Σ_k H_k) ≤ (1/N) Σ_k λ_max(H_k): `top` ≤ `mean`, each client's λ_max, and the largest residual."""
 
     top: float
     mean: float
@@ -67,34 +67,28 @@ def client_eigenvalues(
     loss: Loss,
     clients: Sequence[Any],
     *,
-    weights: Sequence[float] | None = None,
     tol: float = 1e-4,
     seed: int = 0,
     progress: Progress | None = None,
     **options: Any,
 ) -> ClientBound:
-    """The top eigenvalue of every client's loss at one model, their mean, and that of the mean loss.
+    """The top eigenvalue of every client's loss at one model, their mean, and that of the unweighted mean loss.
 
-    `clients` holds each client's batches. The paper's objective is the unweighted mean of client losses; `weights`
-    are other shares p_k ≥ 0, scaled to sum to 1.
+    `clients` holds each client's batches.
     """
     if not clients:
         raise UserError("clients: none given; at least one is needed")
-    weights = [1.0] * len(clients) if weights is None else weights
-    if len(weights) != len(clients) or min(weights) < 0 or not sum(weights) > 0:
-        raise UserError(f"weights: {list(weights)}, {len(clients)} shares that are not negative are needed")
-    shares = [w / sum(weights) for w in weights]
     hessians = [Hessian(model, loss, batches, **options) for batches in clients]
     pairs = []
     for h in hessians:
         pairs.append(eigenpairs(h, 1, tol=tol, seed=seed))
         if progress is not None:
             progress(len(pairs), len(hessians))
-    whole = eigenpairs(Mean(hessians, shares), 1, tol=tol, seed=seed)
+    whole = eigenpairs(Mean(hessians), 1, tol=tol, seed=seed)
     values = [float(p.values[0]) for p in pairs]
     return ClientBound(
         top=float(whole.values[0]),
-        mean=sum(p * v for p, v in zip(shares, values, strict=True)),
+        mean=sum(values) / len(values),
         clients=values,
         residual=max(float(p.residuals[0]) for p in (*pairs, whole)),
         products=sum(h.products for h in hessians),

@@ -19,6 +19,8 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+OPTIONS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+ARGUMENTS: dict[str, Any] = {"input": None, "weight": None, **OPTIONS}  # of these functions, with their defaults
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 BY_G, BY_X, BY_W = range(3)
 
@@ -57,22 +59,10 @@ class Convolutions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         axes = CONVOLUTIONS.get(func)
         if axes is not None:
-            x, w, bias, stride, padding, dilation, groups = _arguments(*args, **(kwargs or {}))
+            given = dict(zip(ARGUMENTS, args, strict=False)) | (kwargs or {})
+            x, w, bias, stride, padding, dilation, groups = (ARGUMENTS | given).values()
             if x.ndim == axes + 2 and not isinstance(padding, str):
                 sizes = [[n] * axes if isinstance(n, int) else list(n) for n in (stride, padding, dilation)]
                 y = Derivative.apply(BY_G, (*sizes, groups), x.new_empty(0), x, w)
                 return y if bias is None else y + bias.view(-1, *[1] * axes)
         return func(*args, **(kwargs or {}))
-
-
-def _arguments(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[Any, ...]:
-    """The arguments of `torch.conv2d` and its like, in their order."""
-    return input, weight, bias, stride, padding, dilation, groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,8 +39,7 @@ class Batches:
         self.device, self.dtype = device, dtype
         pairs = [data] if _is_pair(data) else data
         self._batches = [self._move(b) if resident else b for b in _split(pairs, batch_size, limit)]
-        self.sizes = [_samples(y) for _, y in self._batches]
-        self.samples = sum(self.sizes)
+        self.samples = sum(len(y) for _, y in self._batches)
         if not self.samples:
             raise UserError("batches: no samples in the data; at least one is needed")
 
@@ -48,8 +48,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[float, Any, Any]]:
         """Each batch's share of all samples, its inputs and its target."""
-        for (x, y), n in zip(self._batches, self.sizes, strict=True):
-            yield n / self.samples, *self._move((x, y))
+        for x, y in self._batches:
+            yield len(y) / self.samples, *self._move((x, y))
 
     def _move(self, item: Any) -> Any:
         return _map(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), item)
@@ -77,23 +77,18 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor)
 
 
-def _samples(target: Any) -> int:
-    if not isinstance(target, Tensor) or target.ndim == 0:
-        raise UserError(f"batches: a target is a {type(target).__name__}, a tensor with one entry per sample is needed")
-    return len(target)
-
-
 def _split(pairs: Iterable[Any], size: int | None, limit: int | None) -> Iterator[tuple[Any, Any]]:
-    left = limit
+    left = math.inf if limit is None else limit
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UserError(f"batches: an item is a {type(pair).__name__}, pairs (inputs, target) are needed")
         x, y = pair
-        n = _samples(y) if left is None else min(left, _samples(y))
-        for start in range(0, n, size or max(n, 1)):
+        if not isinstance(y, Tensor) or y.ndim == 0:
+            raise UserError(f"batches: a target is a {type(y).__name__}, a tensor with one entry per sample is needed")
+        n = int(min(left, len(y)))
+        for start in range(0, n, size or n or 1):
             part = slice(start, min(n, start + (size or n)))
             yield _map(lambda t, part=part: t[part], (x, y))  # type: ignore[misc]
-        if left is not None:
-            left -= n
-            if not left:
-                return
+        left -= n
+        if not left:
+            return

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
@@ -56,49 +56,41 @@ def landscape(
     *,
     span: float = 1.0,
     points: int = 41,
-    chunk: int | None = None,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
     batch_size: int | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Landscape:
     """The mean loss on a grid of `points` (odd numbers hold the model itself) over [−span, span] along each direction.
 
-    Directions are vectors `[P]` that are not rescaled: `random_direction`, or eigenvectors times a length. `chunk`
-    models are evaluated at once, by default 32 on CUDA and 1 on a CPU, where stacked convolutions are slower.
+    Directions are vectors `[P]` that are not rescaled: `random_direction`, or eigenvectors times a length.
     """
     if len(directions) not in (1, 2):
         raise UserError(f"directions: {len(directions)} given; one or two are allowed")
     if points < 2 or not span > 0:
         raise UserError(f"points, span: {points}, {span}; at least 2 points and a positive span are needed")
     layout = select(model)
-    where = torch.device(device) if device is not None else next(model.parameters()).device
+    where = next(model.parameters()).device
     data = Batches(batches, device=where, dtype=dtype, batch_size=batch_size, limit=limit)
-    model = copy.deepcopy(model).to(where, dtype).eval().requires_grad_(False)
-    chunk = chunk or (32 if where.type == "cuda" else 1)
+    model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
     axes = torch.stack([_check(d, layout) for d in directions]).to(where, dtype)
     centre = layout.flatten(dict(model.named_parameters()))
 
     offsets = torch.linspace(-span, span, points, dtype=torch.float64)
     grid = torch.cartesian_prod(*[offsets] * len(directions)).reshape(-1, len(directions))
 
-    def single(w: Tensor, x: Any, y: Any) -> Tensor:
+    def at(w: Tensor, x: Any, y: Any) -> Tensor:
         weights = layout.unflatten(w)
         return loss(call(lambda *args, **named: functional_call(model, weights, args, named), x), y)
 
-    stack = vmap(single, in_dims=(0, None, None))
-    values = []
+    losses = torch.zeros(len(grid), dtype=torch.float64)
     with torch.no_grad(), matmul_precision("fp32"):
-        for part in grid.split(chunk):
-            models = centre + part.to(where, dtype) @ axes
-            total = torch.zeros(len(part), dtype=torch.float64, device=where)
-            for share, x, y in data:
-                total += share * (stack(models, x, y) if len(part) > 1 else single(models[0], x, y)[None])
-            values.append(total.cpu())
+        for i, place in enumerate(grid.to(where, dtype)):
+            w = centre + (place[None] @ axes)[0]
+            losses[i] = sum((share * at(w, x, y)).double() for share, x, y in data)
             if progress is not None:
-                progress(sum(map(len, values)), len(grid))
-    return Landscape(offsets, torch.cat(values).reshape([points] * len(directions)), data.samples)
+                progress(i + 1, len(grid))
+    return Landscape(offsets, losses.reshape([points] * len(directions)), data.samples)
 
 
 def _check(direction: Tensor, layout: ParameterLayout) -> Tensor:

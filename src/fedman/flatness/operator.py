@@ -24,12 +24,10 @@ Progress = Callable[[int, int], None]  # called with how much is done, and of ho
 class Operator(Protocol):
     """A symmetric matrix `[P, P]`, known by its products."""
 
-    @property
-    def size(self) -> int: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
         ...
@@ -61,7 +59,6 @@ class Hessian:
         *,
         parameters: Sequence[str] | None = None,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
         batch_size: int | None = None,
         limit: int | None = None,
         resident: bool = True,
@@ -71,10 +68,10 @@ class Hessian:
         if dtype not in (torch.float32, torch.float64):
             raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
         self.dtype = dtype
-        self.device = torch.device(device) if device is not None else _device(model)
+        self.layout = select(model, parameters)
+        self.device = next(model.parameters()).device
         self.loss = loss
-        self.model = copy.deepcopy(model).to(self.device, dtype).eval()
-        self.layout = select(self.model, parameters)
+        self.model = copy.deepcopy(model).to(dtype).eval()
         self.size = self.layout.size  # P, the number of parameters in the block
         for name, p in self.model.named_parameters():
             p.requires_grad_(name in self.layout.names)
@@ -82,15 +79,11 @@ class Hessian:
         self.batches = Batches(
             batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit, resident=resident
         )
+        self.samples = self.batches.samples  # n
         self.products = 0
         self.tf32 = tf32
         self._keep = keep_graphs if self.device.type == "cuda" else bool(keep_graphs)  # None: not known yet
         self._graphs: list[tuple[float, Tensor, Sequence[Tensor]]] = []
-
-    @property
-    def samples(self) -> int:
-        """n, the number of samples in the mean."""
-        return self.batches.samples
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
@@ -98,7 +91,7 @@ class Hessian:
             raise UserError(f"vectors: of shape {tuple(vectors.shape)}, [k, {self.size}] is needed")
         rows = [list(self.layout.unflatten(v).values()) for v in vectors.to(self.device, self.dtype)]
         total = torch.zeros(len(rows), self.size, dtype=self.dtype, device=self.device)
-        for share, loss, gradient in self._gradients(graph=True):
+        for share, loss, gradient in self._gradients():
             for out, row in zip(total, rows, strict=True):
                 out.add_(self._product(gradient, row), alpha=share)
             del gradient, loss
@@ -108,33 +101,33 @@ class Hessian:
     def loss_and_gradient(self) -> tuple[Tensor, Tensor]:
         """L(w) and ∇L(w) `[P]`."""
         value, total = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in ((), self.size))
-        for share, loss, gradient in self._gradients(graph=False):
+        for share, loss, gradient in self._gradients():
             value += share * loss.detach()
-            total.add_(torch.cat([g.flatten() for g in gradient]), alpha=share)
+            total.add_(torch.cat([g.detach().flatten() for g in gradient]), alpha=share)
+            del gradient, loss
         return value, _finite(total, "gradient")
 
     def dense(self) -> Tensor:
         """The matrix `[P, P]`, for small blocks: P products."""
         return self(torch.eye(self.size, dtype=self.dtype, device=self.device))
 
-    def _gradients(self, graph: bool) -> Iterator[tuple[float, Tensor, Sequence[Tensor]]]:
-        """Each batch's share, loss and gradient; with `graph` the gradient is differentiable."""
-        if graph:
-            if self._keep and len(self._graphs) == len(self.batches):
-                yield from self._graphs
-                return
-            self._graphs.clear()
+    def _gradients(self) -> Iterator[tuple[float, Tensor, Sequence[Tensor]]]:
+        """Each batch's share, loss and differentiable gradient."""
+        if len(self._graphs) == len(self.batches):
+            yield from self._graphs
+            return
+        self._graphs.clear()
         before = _allocated(self.device)
         for share, x, y in self.batches:
             # fused attention kernels have no second derivative
             with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
                 loss = self.loss(call(self.model, x), y)
                 _scalar(loss)
-                gradient = torch.autograd.grad(loss, self.weights, create_graph=graph, materialize_grads=True)
-            if graph and self._keep is None:
+                gradient = torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
+            if self._keep is None:
                 needed = (_allocated(self.device) - before) * len(self.batches)
                 self._keep = needed <= _free(self.device) / 2
-            if graph and self._keep:
+            if self._keep:
                 self._graphs.append((share, loss, gradient))
             yield share, loss, gradient
             del loss, gradient  # frees the graph before the next one is built
@@ -153,20 +146,19 @@ class Hessian:
 
 
 class Mean:
-    """Σ_k p_k H_k, the Hessian of a weighted mean of losses; by default with equal weights, which sum to 1."""
+    """(1/N) Σ_k H_k, the Hessian of the mean of N losses."""
 
-    def __init__(self, operators: Sequence[Operator], weights: Sequence[float] | None = None) -> None:
+    def __init__(self, operators: Sequence[Operator]) -> None:
         if not operators:
             raise UserError("operators: none given; at least one is needed")
         self.operators = operators
-        self.weights = weights or [1 / len(operators)] * len(operators)
         self.size, self.dtype, self.device = operators[0].size, operators[0].dtype, operators[0].device
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
         total = torch.zeros_like(vectors)
-        for weight, operator in zip(self.weights, self.operators, strict=True):
-            total.add_(operator(vectors), alpha=weight)
+        for operator in self.operators:
+            total.add_(operator(vectors), alpha=1 / len(self.operators))
         return total
 
 
@@ -219,10 +211,6 @@ def _arithmetic(tf32: bool) -> Iterator[None]:
 
 def _means(want: str, name: str) -> bool:
     return name == want or name.startswith(want + ".") or fnmatchcase(name, want)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _scalar(loss: Any) -> None:

@@ -40,11 +40,6 @@ class Bound:
         """Whether left ≤ right up to rounding."""
         return self.left <= self.right + 1e-9 * max(abs(self.left), abs(self.right))
 
-    @property
-    def tightness(self) -> float:
-        """left / right: 1 if the bound is attained."""
-        return self.left / self.right if self.right else float("nan")
-
 
 @dataclass(frozen=True)
 class LayerCheck:
@@ -69,11 +64,6 @@ class Gershgorin:
     radii: dict[str, float]
     eigenvalues: Tensor
     top: Bound  # λ_max(H) ≤ max_i λ_max(H_ii) + R_i
-
-    @property
-    def holds(self) -> bool:
-        """Whether each eigenvalue is in one of the intervals."""
-        return self.outside == 0
 
     @property
     def outside(self) -> int:

@@ -10,9 +10,9 @@ captures the large eigenvalues, and tr QᵀHQ = tr T is known from it without a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.lanczos import Lanczos
 from fedman.flatness.operator import Operator, Progress, random_signs
+
+CONFIDENCE = 0.99
+MIN_PROBES = 16
+AT_ONCE = 8  # vectors in each call of the operator
 
 
 @dataclass(frozen=True)
@@ -37,112 +41,65 @@ class Trace:
     method: str
 
 
-def hutchinson(
-    operator: Operator,
-    *,
-    rtol: float = 0.01,
-    min_probes: int = 16,
-    max_probes: int = 1000,
-    at_once: int = 8,
-    confidence: float = 0.99,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Trace:
-    """Probes, `at_once` in each call, until the standard error is at most rtol·|estimate| or `max_probes` are used."""
-
-    def quadratic(probes: Tensor) -> Tensor:
-        return (probes.double() * operator(probes).double()).sum(-1)
-
-    generator = torch.Generator().manual_seed(seed)
-    sampling = _Sampling(rtol, min_probes, max_probes, at_once, confidence)
-    return sampling.run("hutchinson", operator, quadratic, generator, 0.0, 0, progress)
-
-
 @matmul_precision("fp32")
 def hutchpp(
     operator: Operator,
     *,
     sketch: int | Lanczos | None = None,
     rtol: float = 0.01,
-    min_probes: int = 16,
     max_probes: int = 1000,
-    at_once: int = 8,
-    confidence: float = 0.99,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Trace:
-    """Hutch++ with a sketch of so many vectors (by default 16, two products each), then probes as in `hutchinson`.
+    """Hutch++: a sketch of so many vectors (by default 16, two products each), then probes until the standard error
+    is at most rtol·|estimate| or `max_probes` are used.
 
     `sketch` may also be the `lanczos` recurrence of `eigenpairs` on the same operator, which needs no further
     products; use a seed different from that of `eigenpairs`.
     """
-    sampling = _Sampling(rtol, min_probes, max_probes, at_once, confidence)
+    if max_probes < MIN_PROBES:
+        raise UserError(f"max_probes: {max_probes}, at least {MIN_PROBES} are needed")
+    if not rtol > 0:
+        raise UserError(f"rtol: {rtol} is not a positive number")
     generator = torch.Generator().manual_seed(seed)
     if isinstance(sketch, Lanczos):
         rows, exact, spent = sketch.basis(), sum(sketch.alpha), 0
     else:
-        count = min(16, operator.size) if sketch is None else sketch
-        if not 1 <= count <= operator.size:
-            raise UserError(f"sketch: {count} vectors; 1 to {operator.size}, the number of parameters, are allowed")
-        start = _chunked(operator, random_signs(operator, count, generator), at_once)
-        rows = torch.linalg.qr(start.T)[0].T.contiguous()
-        exact, spent = float((rows.double() * _chunked(operator, rows, at_once).double()).sum()), 2 * count
-
-    def quadratic(probes: Tensor) -> Tensor:
+        rows, exact, spent = _sketch(operator, min(16, operator.size) if sketch is None else sketch, generator)
+    samples = torch.empty(0, dtype=torch.float64)
+    converged = False
+    while not converged and len(samples) < max_probes:
+        probes = random_signs(operator, min(AT_ONCE, max_probes - len(samples)), generator)
         probes = probes - (probes @ rows.T) @ rows
-        return (probes.double() * operator(probes).double()).sum(-1)
+        samples = torch.cat([samples, (probes.double() * operator(probes).double()).sum(-1).cpu()])
+        n = len(samples)
+        if progress is not None:
+            progress(n, max_probes)
+        value, error = exact + float(samples.mean()), float(samples.std()) / math.sqrt(n)
+        converged = n >= MIN_PROBES and error <= rtol * abs(value)
+    half = student_t(CONFIDENCE, n - 1) * error + torch.finfo(operator.dtype).eps * abs(value)
+    method = "hutch++" if len(rows) else "hutchinson"
+    return Trace(value, error, (value - half, value + half), CONFIDENCE, n, spent + n, converged, method)
 
-    return sampling.run("hutch++", operator, quadratic, generator, exact, spent, progress)
+
+def hutchinson(operator: Operator, **options: Any) -> Trace:
+    """Probes alone, without a sketch; `options` are those of `hutchpp`."""
+    return hutchpp(operator, sketch=0, **options)
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    """When to stop sampling, and the estimate from the samples."""
+def _sketch(operator: Operator, count: int, generator: torch.Generator) -> tuple[Tensor, float, int]:
+    """An orthonormal basis Q of HS as rows, tr QᵀHQ, and the number of products."""
+    if not 0 <= count <= operator.size:
+        raise UserError(f"sketch: {count} vectors; 0 to {operator.size}, the number of parameters, are allowed")
+    signs = random_signs(operator, count, generator)
+    if not count:
+        return signs, 0.0, 0
+    rows = torch.linalg.qr(_chunked(operator, signs).T)[0].T.contiguous()
+    return rows, float((rows.double() * _chunked(operator, rows).double()).sum()), 2 * count
 
-    rtol: float
-    min_probes: int
-    max_probes: int
-    at_once: int
-    confidence: float
 
-    def __post_init__(self) -> None:
-        if not 2 <= self.min_probes <= self.max_probes:
-            raise UserError(f"min_probes: {self.min_probes}, 2 to max_probes={self.max_probes} are allowed")
-        if self.at_once < 1:
-            raise UserError(f"at_once: {self.at_once}, at least 1 probe a call is needed")
-        if not 0 < self.confidence < 1:
-            raise UserError(f"confidence: {self.confidence} is not between 0 and 1")
-        if not self.rtol > 0:
-            raise UserError(f"rtol: {self.rtol} is not a positive number")
-
-    def run(
-        self,
-        method: str,
-        operator: Operator,
-        quadratic: Callable[[Tensor], Tensor],
-        generator: torch.Generator,
-        exact: float,
-        products: int,
-        progress: Progress | None,
-    ) -> Trace:
-        """exact + mean of the quadratic forms, with the error of that mean."""
-        samples = torch.empty(0, dtype=torch.float64)
-        while True:
-            count = min(self.at_once, self.max_probes - len(samples))
-            samples = torch.cat([samples, quadratic(random_signs(operator, count, generator)).cpu()])
-            n = len(samples)
-            if progress is not None:
-                progress(n, self.max_probes)
-            if n < self.min_probes:
-                continue
-            value, error = exact + float(samples.mean()), float(samples.std()) / math.sqrt(n)
-            converged = error <= self.rtol * abs(value)
-            if converged or n == self.max_probes:
-                break
-        rounding = torch.finfo(operator.dtype).eps * abs(value)
-        half = student_t(self.confidence, n - 1) * error + rounding
-        interval = value - half, value + half
-        return Trace(value, error, interval, self.confidence, n, products + n, converged, method)
+def _chunked(operator: Operator, vectors: Tensor) -> Tensor:
+    return torch.cat([operator(part) for part in vectors.split(AT_ONCE)])
 
 
 def student_t(confidence: float, freedom: int) -> float:
@@ -159,7 +116,3 @@ def student_t(confidence: float, freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160 / v**4,
     )
     return sum(terms)
-
-
-def _chunked(operator: Operator, vectors: Tensor, at_once: int) -> Tensor:
-    return torch.cat([operator(part) for part in vectors.split(at_once)])

@@ -212,7 +212,6 @@ class Measurer:
             directions,
             span=r.span,
             points=r.points,
-            chunk=1,
             dtype=r.dtype,
             batch_size=self.options["batch_size"],
             progress=self._progress("landscape"),

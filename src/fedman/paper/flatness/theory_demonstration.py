@@ -107,7 +107,7 @@ def check(model: nn.Module, x: Tensor, y: Tensor, clients: list[tuple[Tensor, Te
             lines += [bound(name, b) for b in found.bounds]
     discs = gershgorin(model, cross_entropy, x, y)
     lines.append(bound("all layers", discs.top))
-    lines.append(Statement("all layers", "eigenvalues outside all intervals", discs.outside, 0.0, discs.holds))
+    lines.append(Statement("all layers", "eigenvalues outside all intervals", discs.outside, 0.0, not discs.outside))
     tops = client_eigenvalues(model, cross_entropy, clients, tol=1e-8, dtype=torch.float64)
     lines.append(bound(f"{len(clients)} clients", Bound("λ_max of the mean ≤ mean of λ_max", tops.top, tops.mean)))
     return lines
