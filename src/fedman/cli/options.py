@@ -44,7 +44,7 @@ def run_keys(
     if resume and out is not None and not given and not preset:
         from fedman.runs.folder import RunFolder
 
-        given = RunFolder(out).read_config()
+        given = read_toml(RunFolder(out).config)
         for name in files:
             given |= read_toml(out / name)
     return given

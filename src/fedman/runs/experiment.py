@@ -23,6 +23,7 @@ from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
+from fedman.runs.atomic import write_toml
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Divergence, RoundRecord, Summary, decisive
@@ -140,7 +141,7 @@ class Run:
             found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
             self.state, self.before = found or (self.state, 0.0)
             self.records = folder.truncate(self.state.round)
-            folder.write_config(self.flat)
+            write_toml(folder.config, self.flat)
         self.started = self.saved = self.clock = time.perf_counter()
 
     @property

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -14,13 +14,26 @@ from typing import IO, TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fedman.errors import UserError
-from fedman.runs.atomic import staged_name, write_json, write_text, write_toml, write_whole, writing
-from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary, decisive, differing, read
+from fedman.runs.atomic import write_json, write_text, write_whole, writing
+from fedman.runs.records import (
+    Divergence,
+    Ending,
+    RoundRecord,
+    Settings,
+    Summary,
+    check,
+    content,
+    decisive,
+    differing,
+    parse,
+    read,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, ROUNDS, SUMMARY, DIVERGED = "config.toml", "rounds.jsonl", "summary.json", "diverged.json"
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -35,14 +48,13 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.checkpoint = self.path / "checkpoint"
         self.tensorboard = self.path / "tensorboard"
-        self._lock_file = self.path / ".lock"
         self._lines: IO[bytes] | None = None
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._lock_file, "w")
+            self._lock = open(self.path / LOCK, "w")
         except OSError as error:
             raise UserError(f"{self.path}: cannot write here: {error.strerror or error}") from None
         try:
@@ -67,16 +79,6 @@ class RunFolder:
         if self.config.exists():
             how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
             raise UserError(f"{self.path}: holds a run already; {how}")
-
-    def write_config(self, settings: Settings) -> None:
-        """Write every key of the configuration."""
-        write_toml(self.config, settings)
-
-    def read_config(self) -> Settings:
-        """The keys of the configuration, not yet checked."""
-        from fedman.config import read_toml  # pydantic: only at the edge
-
-        return read_toml(self.config)
 
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round."""
@@ -103,10 +105,11 @@ class RunFolder:
     def read_rounds(self, count: int | None = None) -> list[RoundRecord]:
         """The first `count` records, or all. In a run that is not finished, a line damaged by a crash ends them."""
         records: list[RoundRecord] = []
-        lines = _content(self.rounds).splitlines() if self.rounds.exists() else []
+        lines = content(self.rounds).splitlines() if self.rounds.exists() else []
         for number, line in enumerate(lines[:count], 1):
+            where = f"{self.rounds}: line {number}"
             try:
-                records.append(read(RoundRecord, line, f"{self.rounds}: line {number}"))
+                records.append(check(RoundRecord, parse(line, where), where))
             except UserError:
                 if self.summary.exists():
                     raise
@@ -123,13 +126,13 @@ class RunFolder:
 
     def read_summary(self) -> Summary:
         """The summary of a finished run."""
-        return read(Summary, _content(self.summary), str(self.summary))
+        return read(Summary, self.summary)
 
     def ending(self) -> Ending | None:
         """The summary of a finished run, or its note of divergence; None while there is work left."""
         if self.summary.exists():
             return self.read_summary()
-        return read(Divergence, _content(self.diverged), str(self.diverged)) if self.diverged.exists() else None
+        return read(Divergence, self.diverged) if self.diverged.exists() else None
 
     def finished(self, settings: Settings) -> Ending | None:
         """`ending`; refused if it is that of another configuration."""
@@ -164,48 +167,12 @@ class RunFolder:
             raise UserError(f"{self.model}: cannot be read ({' '.join(str(error).split())})") from None
         return models
 
-    def copy_to(self, place: RunFolder) -> None:
-        """Copy all files, replacing the run at `place`: a reader sees a whole run or none."""
-        staged = staged_name(place.path)
-        try:
-            place.path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(self.path, staged, ignore=shutil.ignore_patterns(self._lock_file.name))
-            if place.path.exists():
-                shutil.rmtree(place.path)
-            os.replace(staged, place.path)
-        except OSError as error:
-            raise UserError(f"{place.path}: cannot copy {self.path}: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
 
-    def add_missing_to(self, place: RunFolder) -> None:
-        """Copy the files that `place` lacks, such as what was measured of the run."""
-        for path in self.path.iterdir():
-            if path.is_file() and path != self._lock_file and not (place.path / path.name).exists():
-                shutil.copy2(path, place.path / path.name)
-
-
-def find_runs(root: Path) -> list[RunFolder]:
-    """The folders of runs in `root`, itself included, in the order of their names."""
-    return _holding(root, (CONFIG,))
-
-
-def find_ended(root: Path) -> list[RunFolder]:
-    """Those of finished and of diverged runs."""
-    return _holding(root, (SUMMARY, DIVERGED))
-
-
-def _holding(root: Path, names: Iterable[str]) -> list[RunFolder]:
+def find_runs(root: Path, *names: str) -> list[RunFolder]:
+    """The folders in `root`, itself included, that hold a file of one of these names, in the order of their own."""
     folders = {path.parent for name in names for path in root.rglob(name)}
     return [RunFolder(f) for f in sorted(folders) if f == root or not f.name.startswith(".")]  # hidden: half copied
 
 
 def _line(record: RoundRecord) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
