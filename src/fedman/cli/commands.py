@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -18,9 +18,6 @@ from fedman.cli.listing import print_listing
 from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
-
-if TYPE_CHECKING:
-    from fedman.runs.grid import Cell
 
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
@@ -94,31 +91,29 @@ def sweep(
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
+    from fedman.cli.progress import data_progress, sweep_progress
+    from fedman.data import load
     from fedman.paper.presets import find_sweep
+    from fedman.runs.atomic import write_text
     from fedman.runs.grid import Sweep, cells
+    from fedman.runs.text_tables import markdown
 
     base = find_sweep(preset)
     grid = cells(given_keys(keys, config), base)
-    with say_how_to_resume(" the same command"):
-        _run_sweep(grid, out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep"), device)
+    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
 
-
-def _run_sweep(grid: list[Cell], out: Path, device: str) -> None:
-    """Run the unfinished runs of a grid, print its table and write it to `out`."""
-    from fedman.cli.progress import data_progress, sweep_progress
-    from fedman.data import load
     from fedman.runs import sweep
-    from fedman.runs.atomic import write_text
-    from fedman.runs.text_tables import markdown
 
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
     with data_progress() as reading:
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    with sweep_progress({i: (grid[i].config.rounds, grid[i].cost) for i in left}, len(grid)) as on_cell:
-        rows = sweep.run(grid, samples, out, device, lambda i, cell: on_cell(i, cell.name), print_message)
-    header, lines = sweep.table(rows)
+    work = {i: (grid[i].config.rounds, grid[i].cost) for i in left}
+    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as on_cell:
+        progress = [on_cell(i, grid[i].name) for i in left]
+        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
+    header, lines = sweep.table(grid, out)
     print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
     write_text(out / "table.md", markdown(header, lines))
 

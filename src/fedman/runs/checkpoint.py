@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from fedman.errors import UserError
 from fedman.runs.atomic import write_json, write_whole, writing
-from fedman.runs.records import Count, Seconds, Settings, differing, read
+from fedman.runs.records import Count, Seconds, Settings, decisive, differing, read
 from fedman.runs.version import version
 from fedman.training.state import Notes, RunState
 
@@ -40,7 +40,7 @@ class Description(TypedDict):
     sha256: str  # the hash of all the above
 
 
-def save(folder: Path, state: RunState, config: Settings, seconds: float) -> None:
+def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> None:
     """Write the state after a finished round."""
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def save(folder: Path, state: RunState, config: Settings, seconds: float) -> Non
         "notes": state.clients.notes(),
         "seconds": seconds,
         "data": sha256(data),
-        "config": config,
+        "config": decisive(settings),
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": _digest(about)})
@@ -67,13 +67,9 @@ def save(folder: Path, state: RunState, config: Settings, seconds: float) -> Non
                 old.unlink(missing_ok=True)
 
 
-def load(
-    folder: Path, state: RunState, config: Settings, warn: Callable[[str], object]
-) -> tuple[RunState, float] | None:
-    """The newest sound checkpoint laid over a fresh `state`, and the seconds spent so far; None if there is none."""
+def load(folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object]) -> float:
+    """Lay the newest sound checkpoint, if there is one, over a fresh `state`; returns the seconds spent so far."""
     found = sorted(folder.glob("round-*.json"), reverse=True)
-    if not found:
-        return None
     for path in found:
         try:
             about, tensors = _read(path)
@@ -82,15 +78,18 @@ def load(
             continue
         if about["format"] != FORMAT:
             raise UserError(f"{path}: checkpoint format {about['format']}, this version reads {FORMAT}")
-        if changed := differing(about["config"], config):
+        if changed := differing(about["config"], decisive(settings)):
             raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
         for name, v in _tensors(state, about["seen"]).items():
             if name not in tensors or tensors[name].shape != v.shape:
                 raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)}")
         if about["version"] != version():
             warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
-        return _lay_over(state, about, tensors), about["seconds"]
-    raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
+        _lay_over(state, about, tensors)
+        return about["seconds"]
+    if found:
+        raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
+    return 0.0
 
 
 def _tensors(state: RunState, seen: list[int]) -> dict[str, torch.Tensor]:
@@ -108,7 +107,7 @@ def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]]:
     return about, load_file(data)
 
 
-def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tensor]) -> RunState:
+def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tensor]) -> None:
     device, seen = state.sel.device, about["seen"]
     state.round = about["round"]
     state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
@@ -118,7 +117,6 @@ def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tens
     state.clients.restore(seen, tensors, about["notes"])
     for k in seen:
         state.seen[k] = True
-    return state
 
 
 def _digest(about: Description) -> str:

@@ -47,7 +47,6 @@ class RunFolder:
         self.diverged = self.path / DIVERGED
         self.model = self.path / "model.safetensors"
         self.checkpoint = self.path / "checkpoint"
-        self.tensorboard = self.path / "tensorboard"
         self._lines: IO[bytes] | None = None
         self._lock: IO[str] | None = None
 

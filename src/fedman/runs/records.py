@@ -5,6 +5,7 @@ pydantic is imported when something is read, so that training does without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import inf, nan
 from pathlib import Path
@@ -58,6 +59,10 @@ class RoundRecord(TypedDict):
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
+
+
+Progress: TypeAlias = Callable[[RoundRecord], object]
+"""Called with the record of every round."""
 
 
 class Curve(TypedDict):
