@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from fedman.algorithms import ALGORITHMS
+from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli import data, flower
 from fedman.cli.flatness import flatness
-from fedman.cli.listing import print_listing
 from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
@@ -48,11 +47,11 @@ def run(
     settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
     out = run_folder(out, settings, resume)
 
-    from fedman.cli.progress import data_progress, run_progress
+    from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load
     from fedman.runs import experiment
 
-    with data_progress() as reading:
+    with work_progress() as reading:
         samples = load(*settings.source, reading)
     title = f"{settings.method} · {settings.dataset} {settings.partition}"
     with (
@@ -91,7 +90,7 @@ def sweep(
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
-    from fedman.cli.progress import data_progress, sweep_progress
+    from fedman.cli.progress import sweep_progress, work_progress
     from fedman.data import load
     from fedman.paper.presets import find_sweep
     from fedman.runs.atomic import write_text
@@ -107,7 +106,7 @@ def sweep(
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    with data_progress() as reading:
+    with work_progress() as reading:
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
     work = {i: (grid[i].config.rounds, grid[i].cost) for i in left}
     with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as on_cell:
@@ -154,7 +153,47 @@ def report(
 
 
 app.command()(flatness)
-app.command(name="list")(print_listing)
+
+
+@app.command(name="list")
+def print_listing() -> None:
+    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
+    from fedman.config import KEYS, resolve
+    from fedman.data import SPECS
+    from fedman.models import MODELS
+    from fedman.paper.presets import PRESETS, SWEEPS
+
+    typer.echo("algorithms")
+    for name, algorithm in ALGORITHMS.items():
+        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(algorithm).items())
+        typer.echo(f"  {name:14} {algorithm.title:9} {hyper}".rstrip())
+    typer.echo("data sets")
+    for name, spec in SPECS.items():
+        shape = "x".join(map(str, spec.shape))
+        typer.echo(f"  {name:14} {spec.classes} classes of {shape}, model {spec.model}")
+    typer.echo("  npz:PATH       your own arrays: x_train, y_train, x_test, y_test, or x and y")
+    typer.echo(f"models\n  {' '.join(MODELS)}")
+    typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
+    for name, preset in PRESETS.items():
+        config = resolve({}, preset)
+        typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
+    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    for name, sweep in SWEEPS.items():
+        axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
+        more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
+        typer.echo(f"  {name:21} {axes}{more}")
+    typer.echo("keys")
+    for name, field in KEYS.items():
+        default = "" if field.default in (None, "") else f" [{field.default}]".lower()
+        typer.echo(f"  {name:18} {field.description}{default}")
+    owners: dict[tuple[str, str], list[str]] = {}
+    for algorithm in ALGORITHMS.values():
+        for own in fields(algorithm):
+            owners.setdefault((own.name, own.metadata["description"]), []).append(algorithm.title)
+    for (name, description), titles in owners.items():
+        typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
+
+
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 
@@ -173,9 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     2: bad input. 3: the run diverged. 4: too few clients. 130, 143: interrupted, after a checkpoint.
     """
-    command: Callable[..., Any] = typer.main.get_command(app)
     try:
-        command(arguments if arguments is not None else sys.argv[1:], standalone_mode=True)
+        app(arguments)
     except UserError as error:
         _exit(f"error: {error}", 2)
     except Diverged as error:

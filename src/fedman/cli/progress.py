@@ -104,29 +104,19 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def data_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress of reading data: call the function with what is read, how much is done, and the total (0: unknown)."""
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+def work_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of other work: call the function with what is done, how much of it, and the total (0: unknown)."""
     console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    printed = time.monotonic()
+
+    def advance(what: str, done: int, total: int) -> None:
+        nonlocal printed
+        bar.update(task, description=what, completed=done, total=total or None)
+        if not console.is_terminal and time.monotonic() - printed >= EVERY:
+            printed = time.monotonic()
+            print(f"{what} {done}/{total or '?'}", file=sys.stderr)
+
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
-
-
-@contextmanager
-def work_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """`data_progress` for long work, with a line every `EVERY` seconds where there is no terminal."""
-    if Console(stderr=True).is_terminal:
-        with data_progress() as advance:
-            yield advance
-        return
-    printed, before = time.monotonic(), ""
-
-    def print_line(what: str, done: int, total: int) -> None:
-        nonlocal printed, before
-        now = time.monotonic()
-        if what != before or now - printed >= EVERY:
-            printed, before = now, what
-            print(f"{what} {done}/{total}", file=sys.stderr)
-
-    yield print_line
+        yield advance

@@ -14,20 +14,9 @@ from typing import IO, TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fedman.errors import UserError
+from fedman.runs import records
 from fedman.runs.atomic import write_json, write_text, write_whole, writing
-from fedman.runs.records import (
-    Divergence,
-    Ending,
-    RoundRecord,
-    Settings,
-    Summary,
-    check,
-    content,
-    decisive,
-    differing,
-    parse,
-    read,
-)
+from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,25 +84,25 @@ class RunFolder:
 
     def truncate(self, rounds: int) -> list[RoundRecord]:
         """Drop the records after round `rounds` and return the rest."""
-        records = self.read_rounds(rounds)
-        if [record["round"] for record in records] != list(range(1, rounds + 1)):
+        kept = self.read_rounds(rounds)
+        if [record["round"] for record in kept] != list(range(1, rounds + 1)):
             raise UserError(f"{self.rounds}: ends before the checkpoint's round {rounds}; start again in a new folder")
-        write_text(self.rounds, b"".join(map(_line, records)).decode())
-        return records
+        write_text(self.rounds, b"".join(map(_line, kept)).decode())
+        return kept
 
     def read_rounds(self, count: int | None = None) -> list[RoundRecord]:
         """The first `count` records, or all. In a run that is not finished, a line damaged by a crash ends them."""
-        records: list[RoundRecord] = []
-        lines = content(self.rounds).splitlines() if self.rounds.exists() else []
+        found: list[RoundRecord] = []
+        lines = records.content(self.rounds).splitlines() if self.rounds.exists() else []
         for number, line in enumerate(lines[:count], 1):
             where = f"{self.rounds}: line {number}"
             try:
-                records.append(check(RoundRecord, parse(line, where), where))
+                found.append(records.check(RoundRecord, records.parse(line, where), where))
             except UserError:
                 if self.summary.exists():
                     raise
                 break
-        return records
+        return found
 
     def write_ending(self, ending: Ending) -> None:
         """Write the summary, or why there will be none. A finished run needs its checkpoints no longer."""
@@ -125,20 +114,20 @@ class RunFolder:
 
     def read_summary(self) -> Summary:
         """The summary of a finished run."""
-        return read(Summary, self.summary)
+        return records.read(Summary, self.summary)
 
     def ending(self) -> Ending | None:
         """The summary of a finished run, or its note of divergence; None while there is work left."""
         if self.summary.exists():
             return self.read_summary()
-        return read(Divergence, self.diverged) if self.diverged.exists() else None
+        return records.read(Divergence, self.diverged) if self.diverged.exists() else None
 
     def finished(self, settings: Settings) -> Ending | None:
         """`ending`; refused if it is that of another configuration."""
         ending = self.ending()
         if ending is None:
             return None
-        if changed := differing(decisive(ending["config"]), decisive(settings)):
+        if changed := records.differing(records.decisive(ending["config"]), records.decisive(settings)):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
         if "diverged" not in ending:
             shutil.rmtree(self.checkpoint, ignore_errors=True)  # left by a process killed after its summary

@@ -53,7 +53,8 @@ class Cell:
 
 def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list[Cell]:
     """The grid over all keys that hold a comma list, on top of a preset; of a sweep, the part that the keys choose."""
-    lists = {key: value.split(",") if isinstance(value, str) else _as_list(value) for key, value in values.items()}
+    texts = {key: value.split(",") if isinstance(value, str) else value for key, value in values.items()}
+    lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in texts.items()}
     twice = [key for key, options in lists.items() if len(set(map(str, options))) < len(options)]
     if twice:
         raise UserError(f"{twice[0]}: a value stands twice in {values[twice[0]]!r}")
@@ -68,15 +69,11 @@ def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list
 def _product(lists: Mapping[str, Collection[Any]], preset: Preset | None, named: Collection[str]) -> list[Cell]:
     """All combinations; the keys in `named` are part of a run's name.
 
-    A hyper-parameter is given to the algorithms that have it; at least one of them must.
+    A hyper-parameter of one of the algorithms is given to those that have it.
     """
     default = KEYS["algorithm"].default
     own = {name: hyperparameters(ALGORITHMS[name]) for name in lists.get("algorithm", [default]) if name in ALGORITHMS}
     found = {key for names in own.values() for key in names}
-    registered = {key for algorithm in ALGORITHMS.values() for key in hyperparameters(algorithm)}
-    for key in lists:
-        if own and key in registered - found:
-            raise UserError(f"{key}: none of {', '.join(own)} has this hyper-parameter")
     grid: dict[str, Cell] = {}
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
@@ -112,7 +109,3 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
         chosen = " ".join(f"{key}={','.join(lists[key])}" for key in lists if key in axes)
         raise UserError(f"{sweep.name}: none of its runs has {chosen} together")
     return sorted((cell for cell, _ in part), key=lambda cell: cell.config.seed)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
