@@ -31,7 +31,7 @@ def run(
     The other keys are those of `fedman run`, the algorithm's hyper-parameters among them; `fedman list` explains them.
     What is not given is the preset's value, or the default.
 
-    >>> result = run(dataset="digits", clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
+    >>> result = run(clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
     >>> sorted(result.models)
     ['all', 'cloud', 'sel']
     """

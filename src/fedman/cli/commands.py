@@ -45,7 +45,7 @@ def run(
     from fedman.paper.presets import find_preset
 
     settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
-    out = run_folder(out, settings, resume)
+    out = run_folder(out, settings)
 
     from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load
@@ -53,10 +53,9 @@ def run(
 
     with work_progress() as reading:
         samples = load(*settings.source, reading)
-    title = f"{settings.method} · {settings.dataset} {settings.partition}"
     with (
         say_how_to_resume(f": fedman run --out {shlex.quote(str(out))} --resume"),
-        run_progress(title, settings.rounds) as advance,
+        run_progress(settings) as advance,
     ):
         result = experiment.run(
             settings, data=samples, out=out, resume=resume, device=device, progress=advance, warn=print_message
@@ -108,9 +107,8 @@ def sweep(
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
     with work_progress() as reading:
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    work = {i: (grid[i].config.rounds, grid[i].cost) for i in left}
-    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as on_cell:
-        progress = [on_cell(i, grid[i].name) for i in left]
+    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
+    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
         sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
     header, lines = sweep.table(grid, out)
     print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)

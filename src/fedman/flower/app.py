@@ -35,8 +35,6 @@ def main(grid: Grid, context: Context) -> None:
     try:
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
-        if not given["resume"]:
-            RunFolder(out).refuse_used()
         serve(grid, config, options, out=out, resume=bool(given["resume"]), progress=_print_round, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = EXIT_CODES.get(type(error), 0), str(error)

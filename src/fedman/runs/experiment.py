@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
-from fedman.errors import Diverged, Interrupted
+from fedman.errors import Diverged, Interrupted, UserError
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
@@ -65,9 +65,7 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
-    if out is not None and not resume:
-        RunFolder(out).refuse_used()
-    if out is not None and resume and (done := finished_result(config, out)):
+    if out is not None and (done := finished_result(config, out, resume)):
         return done
     data = data or load(*config.source)
     (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model)
@@ -257,9 +255,15 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
     return [run.end for run in runs if run.end is not None]
 
 
-def finished_result(config: Config, out: str | Path) -> Result | None:
-    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so."""
+def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
+    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so.
+
+    A folder that holds a run is refused, unless to resume it.
+    """
     folder = RunFolder(out)
+    if not resume and folder.config.exists():
+        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
+        raise UserError(f"{folder.path}: holds a run already; {how}")
     ending = folder.finished(config.flat())
     if ending is None:
         return None

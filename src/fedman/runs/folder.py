@@ -62,12 +62,6 @@ class RunFolder:
                 with suppress(OSError):  # closing tries again to write a line that a full disk refused
                     file.close()
 
-    def refuse_used(self) -> None:
-        """A run that starts from the beginning must not overwrite another."""
-        if self.config.exists():
-            how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
-            raise UserError(f"{self.path}: holds a run already; {how}")
-
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round."""
         with writing(self.rounds):
