@@ -14,7 +14,8 @@ from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli.commands import main
 from fedman.config import KEYS, Config, config_class
-from tests.cli.test_commands import BAD_KEYS, BAD_TOML, furnish
+from tests.cli.conftest import furnish
+from tests.cli.test_commands import BAD_KEYS, BAD_TOML
 
 Words = list[str]
 SECONDS = 20  # more than enough for a refusal, also on a busy machine

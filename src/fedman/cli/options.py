@@ -42,10 +42,9 @@ def run_keys(
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        from fedman.runs.folder import RunFolder
+        from fedman.runs.folder import CONFIG
 
-        given = read_toml(RunFolder(out).config)
-        for name in files:
+        for name in (CONFIG, *files):
             given |= read_toml(out / name)
     return given
 
