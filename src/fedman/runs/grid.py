@@ -63,15 +63,18 @@ def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list
         raise UserError(f"sweep: {many} are more than the {MAX_CELLS} runs allowed")
     if isinstance(base, Sweep):
         return _part(base, lists)
-    return _product(lists, base, [key for key in lists if len(lists[key]) > 1])
+    return list(_product(base, {}, lists).values())
 
 
-def _product(lists: Mapping[str, Collection[Any]], preset: Preset | None, named: Collection[str]) -> list[Cell]:
-    """All combinations; the keys in `named` are part of a run's name.
+def _product(
+    preset: Preset | None, axes: Mapping[str, Collection[Any]], given: Mapping[str, Collection[Any]]
+) -> dict[str, Cell]:
+    """All combinations by name, which tells the values of the axes and of the given keys that have several.
 
     A hyper-parameter of one of the algorithms is given to those that have it.
     """
-    default = KEYS["algorithm"].default
+    default, lists = KEYS["algorithm"].default, {**axes, **given}
+    named = {*axes, *(key for key, options in given.items() if len(options) > 1)}
     own = {name: hyperparameters(ALGORITHMS[name]) for name in lists.get("algorithm", [default]) if name in ALGORITHMS}
     found = {key for names in own.values() for key in names}
     grid: dict[str, Cell] = {}
@@ -81,7 +84,7 @@ def _product(lists: Mapping[str, Collection[Any]], preset: Preset | None, named:
         chosen = {key: value for key, value in chosen.items() if key not in foreign}
         cell = Cell({key: v for key, v in chosen.items() if key in named}, resolve(chosen, preset))
         grid.setdefault(cell.name, cell)
-    return list(grid.values())
+    return grid
 
 
 def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
@@ -90,11 +93,10 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
     A run is named by all that the sweep varies, so that parts of a sweep share one folder.
     """
     axes = {key for grid in sweep.grids for key in grid.axes} - {"seed"}
+    given = {key: options for key, options in lists.items() if key not in axes}
     whole: dict[str, Cell] = {}
     for grid in sweep.grids:
-        given = {key: options for key, options in lists.items() if key not in axes}
-        named = [*grid.axes, *(key for key, options in given.items() if len(options) > 1)]
-        whole |= {cell.name: cell for cell in _product({**grid.axes, **given}, grid.base, named)}
+        whole |= _product(grid.base, grid.axes, given)
     part = runs = [(cell, cell.config.flat()) for cell in whole.values()]
     algorithms = {ALGORITHMS[cell.config.algorithm]: None for cell in whole.values()}
     for key in axes & lists.keys():
