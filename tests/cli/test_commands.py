@@ -210,7 +210,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsy
 
 def test_a_folder_that_cannot_be_written(workplace, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    assert "file/run: cannot write here" in refused(
+    assert "file/run: cannot be written" in refused(
         capsys, ["run", "--preset", "digits", "rounds=1", "--out", "file/run"]
     )
 

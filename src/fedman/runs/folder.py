@@ -40,11 +40,9 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / LOCK, "w")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot write here: {error.strerror or error}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
