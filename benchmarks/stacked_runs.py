@@ -136,7 +136,7 @@ def main() -> None:
     configs = settings(args.dataset, args.algorithm, args.runs, args.precision)
     silent = [lambda record: None] * (len(configs) - 1)
     experiment.run_stacked(
-        configs, random_images(args.dataset), [None] * len(configs), device="cuda", progress=[*silent, follow]
+        configs, random_images(args.dataset), [None] * len(configs), False, "cuda", [*silent, follow], print
     )
 
     def line(label: str, seconds: float, rounds: int = TIMED) -> None:

@@ -119,11 +119,11 @@ def read_only(tally: Tally, scratch: Path) -> None:
     closed.mkdir()
     closed.chmod(0o555)
     code = finish(start([*WORDS, "--out", str(closed / "run")], log, heed_permissions))
-    tally.check(what, refusal(code, log, f"cannot write here: {denied}") or changed({}, closed))
+    tally.check(what, refusal(code, log, f"cannot be written: {denied}") or changed({}, closed))
     stopped = a_stopped_run(scratch, "locked")
     before = contents(stopped)
     stopped.chmod(0o555)
-    for lock, says in ((0o444, f"cannot write here: {denied}"), (0o644, f"cannot be written: {denied}")):
+    for lock, says in ((0o444, f"cannot be written: {denied}"), (0o644, f"cannot be written: {denied}")):
         (stopped / ".lock").chmod(lock)
         code = finish(start([*WORDS, "--out", str(stopped), "--resume"], log, heed_permissions))
         tally.check(what, refusal(code, log, says) or changed(before, stopped))

@@ -13,8 +13,9 @@ from pathlib import Path
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli.commands import main
-from fedman.config import KEYS, Config, hyperparameter_model
-from tests.cli.test_commands import BAD_KEYS, BAD_TOML, furnish
+from fedman.config import KEYS, Config, config_class
+from tests.cli.conftest import furnish
+from tests.cli.test_commands import BAD_KEYS, BAD_TOML
 
 Words = list[str]
 SECONDS = 20  # more than enough for a refusal, also on a busy machine
@@ -22,8 +23,8 @@ MEBIBYTES = 512  # what all refusals together may take
 NO_SUCH_DEVICE = ["--device", "nowhere"]  # a configuration that passes is refused for this, and not trained
 
 JUNK = ("abc", "nan", "[1]", "{}", "1e999", "--1", "0x1F", "½", "1 2", "None", "9" * 5000, "\x00", "\udcff", "true\n1")
-HYPERPARAMETERS = hyperparameter_model(tuple(ALGORITHMS.values())).model_fields
-ALL_KEYS = {**KEYS, **HYPERPARAMETERS}
+ALL_KEYS = config_class(tuple(ALGORITHMS.values())).model_fields
+HYPERPARAMETERS = [key for key in ALL_KEYS if key not in KEYS]
 FREE = {"data_dir", "clip"}  # a path may be anything; clip may be infinite
 UNBOUNDED = {"zeta", "lr", "weight_decay", "clip", "checkpoint_seconds", *HYPERPARAMETERS}
 

@@ -31,21 +31,18 @@ def run(
     The other keys are those of `fedman run`, the algorithm's hyper-parameters among them; `fedman list` explains them.
     What is not given is the preset's value, or the default.
 
-    >>> result = run(dataset="digits", clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
+    >>> result = run(clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
     >>> sorted(result.models)
     ['all', 'cloud', 'sel']
     """
-    own_data = from_arrays(*dataset) if isinstance(dataset, tuple | list) else dataset
-    if isinstance(own_data, Dataset):
-        keys["dataset"] = own_data.name
-    elif own_data is not None:
-        keys["dataset"] = own_data
-    if model is not None:
-        keys["model"] = CUSTOM if isinstance(model, nn.Module) else model
+    arrays = from_arrays(*dataset) if isinstance(dataset, tuple | list) else dataset
+    data = arrays if isinstance(arrays, Dataset) else None
+    module = model if isinstance(model, nn.Module) else None
+    names = {"dataset": data.name if data else arrays, "model": model if module is None else CUSTOM}
     return experiment.run(
-        resolve(keys, find_preset(preset)),
-        data=own_data if isinstance(own_data, Dataset) else None,
-        model=model if isinstance(model, nn.Module) else None,
+        resolve({**keys, **{key: name for key, name in names.items() if name is not None}}, find_preset(preset)),
+        data=data,
+        model=module,
         out=out,
         resume=resume,
         device=device,

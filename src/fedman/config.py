@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -32,7 +32,6 @@ Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Hyper = Mapping[str, bool | int | float]
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class Config(BaseModel):
@@ -56,7 +55,6 @@ class Config(BaseModel):
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the MAN term; 0 = plain algorithm")
     man_logits: bool = Field(True, description="count the logits among MAN's layers (the paper's formula)")
     man_variant: str = Field("formula", description=f"form of the MAN term: {VARIANTS}")
-    hyper: Hyper = Field({}, description="hyper-parameters of the algorithm; in files and words they are flat keys")
 
     rounds: Count = Field(500, description="T, number of rounds")
     epochs: Epochs = Field(TRAINING.epochs, description="E, local epochs a round")
@@ -93,14 +91,29 @@ class Config(BaseModel):
         """As the paper names it: FedDC, FedDC+MAN."""
         return ALGORITHMS[self.algorithm].title + ("+MAN" if self.zeta > 0 else "")
 
+    @property
+    def hyper(self) -> Hyper:
+        """The hyper-parameters of the algorithm."""
+        return {key: getattr(self, key) for key in type(self).model_fields if key not in KEYS}
+
     def flat(self) -> dict[str, Any]:
-        """The keys that have a value, hyper-parameters among them, for `config.toml` and `summary.json`."""
-        values = self.model_dump(exclude_none=True)
-        return {k: v for key, value in values.items() for k, v in (value if key == "hyper" else {key: value}).items()}
+        """The keys that have a value, for `config.toml` and `summary.json`."""
+        return self.model_dump(exclude_none=True)
 
 
-KEYS = {key: field for key, field in Config.model_fields.items() if key != "hyper"}
+KEYS = Config.model_fields
 """The keys that every run has, whatever its algorithm."""
+
+
+@cache
+def config_class(algorithms: tuple[type[Algorithm], ...]) -> type[Config]:
+    """`Config` with the hyper-parameters of these algorithms, which are their dataclass fields."""
+    found: dict[str, Any] = {
+        f.name: (get_type_hints(algorithm)[f.name], Field(f.default, **f.metadata))
+        for algorithm in algorithms
+        for f in fields(algorithm)
+    }
+    return create_model("Config", __base__=Config, **found)
 
 
 @dataclass(frozen=True)
@@ -114,12 +127,11 @@ class Preset:
 def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
     given = {**(preset.keys if preset else {}), **values}
-    config, mistakes = _validate(Config, {key: value for key, value in given.items() if key in KEYS})
-    known = config.algorithm in ALGORITHMS
-    own = hyperparameter_model((ALGORITHMS[config.algorithm],) if known else tuple(ALGORITHMS.values()))
-    chosen = {key: value for key, value in given.items() if key in own.model_fields and value is not None}
-    hyper, hyper_mistakes = _validate(own, chosen)
-    mistakes = [*_unknown_keys(given, config.algorithm, own), *mistakes, *hyper_mistakes]
+    algorithm = str(given.get("algorithm", KEYS["algorithm"].default))
+    known = [algorithm] if algorithm in ALGORITHMS else ALGORITHMS
+    config, mistakes = _validate(config_class(tuple(ALGORITHMS[name] for name in known)), given)
+    config = _fill_defaults(config)
+    mistakes = [*_unknown_keys(given, config), *mistakes]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += _check_names(config)
     if len(mistakes) == 1:
@@ -127,101 +139,74 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
-    config = _fill_defaults(config)
-    preset_hyper = preset.hyper(config) if preset else {}
-    filled = {**hyper.model_dump(), **preset_hyper, **hyper.model_dump(exclude_unset=True)}
-    return config.model_copy(update={"hyper": filled})
-
-
-@cache
-def hyperparameter_model(algorithms: tuple[type[Algorithm], ...]) -> type[BaseModel]:
-    """The dataclass fields of these algorithms as a pydantic model, which parses and validates their values."""
-    found: dict[str, Any] = {
-        f.name: (get_type_hints(algorithm)[f.name], Field(f.default, **f.metadata))
-        for algorithm in algorithms
-        for f in fields(algorithm)
-    }
-    return create_model("Hyperparameters", __config__=Config.model_config, **found)
+    of_preset = preset.hyper(config) if preset else {}
+    return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
 
 def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> Any:
     """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
-    model = Config if key in KEYS else hyperparameter_model(tuple(algorithms))
-    parsed, mistakes = _validate(model, {key: text})
+    parsed, mistakes = _validate(config_class(tuple(algorithms)), {key: text})
     if mistakes:
         raise UserError(mistakes[0])
     return getattr(parsed, key)
 
 
-def _validate(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, list[str]]:
-    """The values that are valid, and what is wrong with the others."""
+def _validate(kind: type[Config], given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """The values that are valid, and a line for each of the others: its key, what is allowed, what was given.
+
+    A hyper-parameter that is None has its default.
+    """
+    values = {k: v for k, v in given.items() if k in KEYS or (k in kind.model_fields and v is not None)}
     try:
-        return model.model_validate(values), []
+        return kind.model_validate(values), []
     except ValidationError as error:
-        wrong = {str(e["loc"][0]) for e in error.errors()}
-        return model.model_validate({k: v for k, v in values.items() if k not in wrong}), format_errors(error)
+        wrong = {
+            str(e["loc"][0]): f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}"
+            for e in error.errors()
+        }
+        return kind.model_validate({k: v for k, v in values.items() if k not in wrong}), list(wrong.values())
 
 
-def format_errors(error: ValidationError) -> list[str]:
-    """One line for each invalid value: its key, what is allowed, what was given."""
-    return [f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}" for e in error.errors()]
+def _fill_defaults(config: Config) -> Config:
+    """The configuration with every default that depends on the data set; a user's own arrays can have any shape."""
+    spec = SPECS.get(config.dataset)
+    defaults = {"model": spec.model, "target": spec.target, "augment": spec.augment} if spec else {"model": ANY_SHAPE}
+    return config.model_copy(update={k: v for k, v in defaults.items() if getattr(config, k) in (None, "")})
 
 
-def _unknown_keys(given: Mapping[str, Any], algorithm: str, own: type[BaseModel]) -> Iterable[str]:
+def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    registered = hyperparameter_model(tuple(ALGORITHMS.values())).model_fields
+    own, registered = type(config).model_fields, config_class(tuple(ALGORITHMS.values())).model_fields
     for key, value in given.items():
-        if key in KEYS or key in own.model_fields:
-            continue
         if key not in registered:
-            yield f"{key}: no such key{nearest(key, [*KEYS, *own.model_fields, *registered])}"
-        elif value is not None:
-            has = f"it has {', '.join(own.model_fields)}" if own.model_fields else "it has none"
-            yield f"{key}: {algorithm} has no such hyper-parameter ({has})"
+            yield f"{key}: no such key{nearest(key, [*own, *registered])}"
+        elif key not in own and value is not None:
+            has = f"it has {', '.join(config.hyper)}" if config.hyper else "it has none"
+            yield f"{key}: {config.algorithm} has no such hyper-parameter ({has})"
 
 
 def _check_names(config: Config) -> Iterable[str]:
     """What one field cannot check alone: names in registries, and settings that do not go together."""
     if config.algorithm not in ALGORITHMS:
         yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
-    if config.model and config.model not in (*MODELS, CUSTOM):
+    if config.model not in (*MODELS, CUSTOM):
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
-    for check in (_check_dataset, _check_partition, _check_man_variant):
+    checks = (
+        lambda: config.dataset == CUSTOM or is_npz(config.dataset) or lookup(config.dataset),
+        lambda: partition.parse(config.partition),
+        lambda: _check_man_variant(config),
+    )
+    for check in checks:
         try:
-            check(config)
+            check()
         except UserError as error:
             yield str(error)
 
 
-def _check_dataset(config: Config) -> None:
-    if config.dataset != CUSTOM and not is_npz(config.dataset):
-        lookup(config.dataset)
-
-
-def _check_partition(config: Config) -> None:
-    partition.parse(config.partition)
-
-
 def _check_man_variant(config: Config) -> None:
-    variant = man_variant(config.model or default_model(config.dataset), config.man_variant)
+    variant = man_variant(config.model, config.man_variant)
     if config.man_logits and not variant.logits:
         raise UserError(f"man_variant: {config.man_variant} has no logits term; add man_logits=false")
-
-
-def _fill_defaults(config: Config) -> Config:
-    """The configuration with every default that depends on another key."""
-    spec = SPECS.get(config.dataset)
-    filled: dict[str, Any] = {"model": config.model or default_model(config.dataset)}
-    if config.target is None and spec is not None:
-        filled["target"] = spec.target
-    if config.augment is None and spec is not None:
-        filled["augment"] = spec.augment
-    return config.model_copy(update=filled)
-
-
-def default_model(dataset: str) -> str:
-    """The model that goes with a data set; for a user's own arrays the one that takes any shape."""
-    return SPECS[dataset].model if dataset in SPECS else ANY_SHAPE
 
 
 def overrides(words: Iterable[str]) -> dict[str, str]:

@@ -1,12 +1,9 @@
 """The command line: bad input of every kind ends with exit code 2, one message, and nothing written."""
 
-import gzip
 import json
 import resource
 import subprocess
 import sys
-import tarfile
-import zipfile
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ import torch
 from fedman.algorithms import ALGORITHMS
 from fedman.cli.commands import main
 from fedman.runs import experiment
+from tests.cli.command_line import main_ok, refused
 
 BAD_KEYS = [
     # words of the command line, and what the message must say
@@ -152,46 +150,6 @@ BAD_TOML = [
 ]
 
 
-def furnish(tmp_path):
-    """A few data files, most of them bad, for the settings that name them."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(40, 6)).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", x=rows, y=np.arange(40) % 2)
-    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not really")
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    with tarfile.open(damaged / "cifar-100-binary.tar.gz", "w:gz"):
-        pass
-    for name in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
-        with gzip.open(damaged / f"{name}.gz", "wb") as file:
-            file.write(b"\0\0\x08\x03")
-    with zipfile.ZipFile(damaged / "tiny-imagenet-200.zip", "w") as file:
-        file.writestr("tiny-imagenet-200/wnids.txt", "n0\n")
-
-
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A folder with a few bad data files in it; returns what it holds."""
-    monkeypatch.chdir(tmp_path)
-    furnish(tmp_path)
-    return sorted(p for p in tmp_path.rglob("*"))
-
-
-def refused(capsys, words):
-    with pytest.raises(SystemExit) as stopped:
-        main(words)
-    captured = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert "Traceback (most recent" not in captured.err
-    assert captured.out == ""
-    return captured.err
-
-
 def test_there_are_a_hundred_of_them():
     assert len(BAD_KEYS) + len(BAD_TOML) >= 100
 
@@ -225,7 +183,7 @@ def test_all_mistakes_at_once(workplace, capsys):
     [
         (["algorithm=fedavg,fedavgg"], "no algorithm named 'fedavgg'"),
         (["zeta=0,0.1,0"], "zeta: a value stands twice"),
-        (["algorithm=fedavg,fedsam", "alpha=0.1"], "alpha: none of fedavg, fedsam has this hyper-parameter"),
+        (["algorithm=fedavg,fedsam", "alpha=0.1"], "alpha: fedavg has no such hyper-parameter"),
         (["seed=0,,1"], "seed"),
         ([f"seed={','.join(map(str, range(101)))}", f"zeta={','.join(map(str, range(100)))}"], "101 seed x 100 zeta"),
         (["seed=0,x"], "seed"),
@@ -236,19 +194,8 @@ def test_bad_sweeps(workplace, tmp_path, capsys, words, message):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["data", "get", "cifar11"], "'cifar11' is not known"),
-        (["data", "get"], "Missing argument"),
-        (["data", "show", "partition=path11"], "partition"),
-        (["data", "show", "--plot", "rows.npz/p.png"], "rows.npz"),
-        (["data", "show", "--plot", "p.docx"], "p.docx"),
-        (["trian"], "No such command"),
-    ],
-)
-def test_bad_commands(workplace, capsys, words, message):
-    assert message in refused(capsys, words)
+def test_no_such_command(workplace, capsys):
+    assert "No such command" in refused(capsys, ["trian"])
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsys):
@@ -263,7 +210,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsy
 
 def test_a_folder_that_cannot_be_written(workplace, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    assert "file/run: cannot write here" in refused(
+    assert "file/run: cannot be written" in refused(
         capsys, ["run", "--preset", "digits", "rounds=1", "--out", "file/run"]
     )
 
@@ -285,12 +232,6 @@ def test_divergence_has_its_own_code(workplace, capsys):
     assert "diverged: round 1" in capsys.readouterr().err
 
 
-def main_ok(words):
-    with pytest.raises(SystemExit) as stopped:
-        main(words)
-    assert stopped.value.code == 0
-
-
 def test_run_and_sweep_from_the_command_line(workplace, tmp_path, capsys):
     main_ok(["run", "--preset", "digits", "model=mlp", "rounds=2", "algorithm=feddyn"])
     out = capsys.readouterr()
@@ -303,12 +244,6 @@ def test_run_and_sweep_from_the_command_line(workplace, tmp_path, capsys):
     assert "gain" in table
     assert "FedAvg" in table
     assert (tmp_path / "grid/table.md").read_text().startswith("| method | plain | +MAN ζ=0.15 | gain |")
-
-
-def test_data_show(workplace, tmp_path, capsys):
-    main_ok(["data", "show", "--preset", "digits", "--plot", "p.svg"])
-    assert "classes" in capsys.readouterr().out
-    assert (tmp_path / "p.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_list_names_everything(capsys):
@@ -347,8 +282,7 @@ def test_what_the_library_does_not_import(module, others):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", ["fedman", "fedman.cli"])
-def test_the_command_is_a_module_too(module):
-    done = subprocess.run([sys.executable, "-m", module, "--help"], check=True, capture_output=True, text=True)
+def test_the_command_is_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "fedman", "--help"], check=True, capture_output=True, text=True)
     for algorithm in ALGORITHMS.values():
         assert algorithm.title in done.stdout

@@ -16,15 +16,13 @@ def clock(monkeypatch):
 
 def test_time_left_counts_the_work_that_is_left(clock, capsys):
     """Runs 1 and 3 of four are left, ten rounds each, the second at twice the cost: 30 units at 2 s."""
-    with progress.sweep_progress({1: (10, 10.0), 3: (10, 20.0)}, 4) as on_cell:
-        advance = on_cell(1, "fedavg")
+    with progress.sweep_progress({1: ("fedavg", 10, 10.0), 3: ("fedsam", 10, 20.0)}, 4) as (advance, other):
         for t in range(1, 11):
             clock[0] = 2.0 * t
             advance(RECORD | {"round": t})
         said = capsys.readouterr().err.splitlines()
         assert said[0] == "[2/4] fedavg round 5/10 loss 1.000 40.00 % 50 s left"
         assert said[-1] == "[2/4] fedavg round 10/10 loss 1.000 40.00 % 40 s left"
-        other = on_cell(3, "fedsam")
         clock[0] = 24.0 + 10
         other(RECORD | {"round": 6})  # resumed after round 5: one round of work since the start, four to come
     assert "round 6/10" in capsys.readouterr().err
@@ -32,8 +30,7 @@ def test_time_left_counts_the_work_that_is_left(clock, capsys):
 
 def test_the_first_round_does_not_count(clock, capsys):
     """Three stacked runs: a first round of a minute, with kernels to compile, and then two seconds a round."""
-    with progress.sweep_progress(dict.fromkeys(range(3), (100, 100.0)), 3) as on_cell:
-        advance = [on_cell(i, f"run {i}") for i in range(3)]
+    with progress.sweep_progress({i: (f"run {i}", 100, 100.0) for i in range(3)}, 3) as advance:
         for t in range(1, 101):
             clock[0] = 60.0 + 2.0 * (t - 1)
             for each in advance:

@@ -6,7 +6,8 @@ import pytest
 
 import fedman
 from fedman.errors import UserError
-from fedman.runs.folder import RunFolder, find_ended
+from fedman.runs.folder import SUMMARY as FILE
+from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
 
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20}
@@ -180,4 +181,4 @@ def test_half_copied_runs_are_not_found(finished):
     (finished.path / ".b.123").mkdir()
     for name in ("a", ".b.123"):
         (finished.path / name / "summary.json").touch()
-    assert [run.path for run in find_ended(finished.path)] == [finished.path, finished.path / "a"]
+    assert [run.path for run in find_runs(finished.path, FILE)] == [finished.path, finished.path / "a"]

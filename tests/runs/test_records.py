@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fedman.errors import UserError
-from fedman.runs.records import Finite, axes, check, decisive, differing, read_row
+from fedman.runs.records import Finite, axes, check, check_row, decisive, differing, parse
 from tests.runs.run_records import ROW
 
 
@@ -26,13 +26,13 @@ from tests.runs.run_records import ROW
         ({"curve": {"round": [1, 2], "all": [40.0, "x"]}}, "curve.all.1 should be a valid number"),
         ({"curve": {"round": [1, 10**400], "all": [40.0, 50.0]}}, "curve.round.1 should be less"),
         ({"curve": []}, "curve should be a JSON object"),
-        ({"device": "\ud800"}, "not a results file"),
+        ({"device": "\ud800"}, "not JSON"),
     ],
 )
 def test_rows_that_are_no_results(change, message):
-    read_row(json.dumps(ROW), "f")
+    check_row(parse(json.dumps(ROW), "f"), "f")
     with pytest.raises(UserError, match=rf"^f: line 2: [^\n]*{message}[^\n]*$"):
-        read_row(json.dumps(ROW | change), "f: line 2")
+        check_row(parse(json.dumps(ROW | change), "f: line 2"), "f: line 2")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "1", None, [1.0]])

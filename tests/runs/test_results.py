@@ -7,7 +7,6 @@ import pytest
 import fedman
 from fedman.errors import UserError
 from fedman.runs import results
-from fedman.runs.folder import RunFolder
 from tests.runs.run_records import ROW
 
 
@@ -16,13 +15,14 @@ def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
         fedman.run(
             model="mlp", clients=5, participation=0.5, rounds=3, epochs=1, seed=seed, out=tmp_path / f"seed{seed}"
         )
-    rows = results.collect([tmp_path])
+    rows = results.collect(tmp_path)
     assert [row["config"]["seed"] for row in rows] == [0, 1]
     assert rows[0]["curve"]["round"] == [1, 2, 3]
     assert rows[0]["curve"]["all"][-1] == rows[0]["accuracy"]["all"]
     assert {"seconds", "version", "device", "precision"} <= rows[0].keys()
+    (tmp_path / "seed0" / "nothing").mkdir()
     with pytest.raises(UserError, match="no finished run here"):
-        results.collect([tmp_path / "nowhere"])
+        results.load(tmp_path / "seed0" / "nothing")
     (tmp_path / "bad.jsonl").write_text("{")
     with pytest.raises(UserError, match="not a results file"):
         results.read(tmp_path / "bad.jsonl")
@@ -31,7 +31,7 @@ def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     out = tmp_path / "run"
     fedman.run(model="mlp", clients=3, participation=1.0, rounds=250, epochs=1, batch_size=1000, out=out)
-    curve = results.compact(RunFolder(out))["curve"]
+    curve = results.collect(out)[0]["curve"]
     assert len(curve["round"]) <= results.POINTS
     assert curve["round"][-1] == 250
 
@@ -47,7 +47,7 @@ def test_files_that_are_no_results(tmp_path, text):
 def test_diverged_runs_are_results_too(tmp_path):
     with pytest.raises(fedman.errors.Diverged):
         fedman.run(model="mlp", clients=5, epochs=1, lr=1e30, clip=float("inf"), out=tmp_path / "run")
-    (row,) = results.collect([tmp_path])
+    (row,) = results.collect(tmp_path)
     assert "not finite" in row["diverged"]
     assert results.join([("a", [row]), ("b", [row])]) == [row]
 

@@ -11,10 +11,21 @@ from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.executor import Executor
 from fedman.runs import build, experiment, sweep
+from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell, cells
+from fedman.runs.records import headline
 from tests.federations import SMALL, Loop
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
+
+
+def played(grid, out, warn=print):
+    """Play what is not finished; the names of the runs that were."""
+    left = [grid[i] for i in sweep.unfinished(grid, out)]
+    names = []
+    progress = [lambda record, cell=cell: names.append(cell.name) for cell in left]
+    sweep.run(left, DIGITS, out, "cpu", progress, warn)
+    return list(dict.fromkeys(names))
 
 
 def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
@@ -31,26 +42,17 @@ def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
         f"{a}-zeta{z}-seed{s}" for a in ("fedavg", "feddyn") for z in ("0", "0.15") for s in (0, 1)
     ]
     assert [c.config.hyper for c in grid] == [{}] * 4 + [{"alpha": 0.1}] * 4
-    ran = []
-
-    def on_cell(i, cell):
-        ran.append(cell.name)
-        return lambda record: None
-
-    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
-    assert ran == [c.name for c in grid]
-    header, lines = sweep.table(rows)
+    assert played(grid, tmp_path) == [c.name for c in grid]
+    header, lines = sweep.table(grid, tmp_path)
     assert header == ["method", "plain", "+MAN ζ=0.15", "gain"]
     assert [line[0] for line in lines] == ["FedAvg", "FedDyn"]
-    plain = [rows[i].accuracy for i in (0, 1)]
+    plain = [headline(RunFolder(tmp_path / grid[i].name).ending()) for i in (0, 1)]
     assert lines[0][1] == f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"
-    ran.clear()
     (tmp_path / grid[3].name / "summary.json").unlink()
-    again = sweep.run(grid, DIGITS, tmp_path, "cpu", on_cell)
-    assert ran == [grid[3].name]
-    assert sweep.table(again) == (header, lines)
+    assert played(grid, tmp_path) == [grid[3].name]
+    assert sweep.table(grid, tmp_path) == (header, lines)
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
-        sweep.run([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], DIGITS, tmp_path, "cpu")
+        sweep.unfinished([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], tmp_path)
 
 
 def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
@@ -62,7 +64,7 @@ def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
     data = DIGITS["digits", None]
     outs = [tmp_path / "a", tmp_path / "b"]
     quiet = [lambda record: None] * 2
-    stacked = experiment.run_stacked(configs, data, outs, device="cpu", progress=quiet)
+    stacked = experiment.run_stacked(configs, data, outs, False, "cpu", quiet, print)
     for config, out, result in zip(configs, outs, stacked, strict=True):
         alone = experiment.run(config, data=data, device="cpu")
         assert result.accuracy == alone.accuracy
@@ -81,10 +83,10 @@ def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypa
     """On a GPU graphs live in each other's memory, where that is large enough."""
     configs = [resolve({**SMALL, "rounds": 12, "precision": "fp64", "seed": s}) for s in range(seeds)]
     data, quiet = DIGITS["digits", None], [lambda record: None] * seeds
-    plain = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    plain = experiment.run_stacked(configs, data, [None] * seeds, False, "cpu", quiet, print)
     graphs = Loop()
     monkeypatch.setattr(build, "Executor", lambda *given: Executor(*given, graphs))
-    replayed = experiment.run_stacked(configs, data, [None] * seeds, device="cpu", progress=quiet)
+    replayed = experiment.run_stacked(configs, data, [None] * seeds, False, "cpu", quiet, print)
     assert len(graphs.sizes) > 1
     assert graphs.sizes[0] == max(graphs.sizes)
     for a, b in zip(plain, replayed, strict=True):
@@ -96,11 +98,9 @@ def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypa
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
     grid = cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"})
     said = []
-    rows = sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)
+    played(grid, tmp_path, said.append)
     assert len(said) == 1
     assert "not finite" in said[0]
-    assert [line[1:] for line in sweep.table(rows)[1]] == [
-        ["diverged"],
-        [f"{rows[1].accuracy:.2f}"],
-    ]
-    assert sweep.table(sweep.run(grid, DIGITS, tmp_path, "cpu", warn=said.append)) == sweep.table(rows)
+    good = headline(RunFolder(tmp_path / grid[1].name).ending())
+    assert [line[1:] for line in sweep.table(grid, tmp_path)[1]] == [["diverged"], [f"{good:.2f}"]]
+    assert sweep.unfinished(grid, tmp_path) == []

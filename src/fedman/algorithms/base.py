@@ -11,9 +11,10 @@ This package uses methods of tensors only and so imports without torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,3 +94,17 @@ class Algorithm:
 
 Scratch = tuple["Tensor", State]
 """A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""
+
+Value = TypeVar("Value", bool, int, float)
+
+
+def hyperparameter(default: Value, description: str, minimum: float = 0.0, maximum: float = math.inf) -> Value:
+    """A dataclass field; its metadata are keyword arguments of `pydantic.Field`. Bounds hold for numbers."""
+    bounds: dict[str, float] = {} if isinstance(default, bool) else {"ge": minimum, "le": maximum}
+    made: Value = field(default=default, metadata={"description": description, **bounds})
+    return made
+
+
+def hyperparameters(algorithm: type[Algorithm]) -> dict[str, bool | int | float]:
+    """The hyper-parameters of an algorithm, its dataclass fields, and their defaults: {"alpha": 0.01, ...}."""
+    return {f.name: f.default for f in fields(algorithm)}  # type: ignore[misc]

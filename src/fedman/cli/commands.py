@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from fedman.algorithms import ALGORITHMS
+from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli import data, flower
 from fedman.cli.flatness import flatness
-from fedman.cli.listing import print_listing
 from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
-
-if TYPE_CHECKING:
-    from fedman.runs.grid import Cell
 
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
@@ -49,18 +45,17 @@ def run(
     from fedman.paper.presets import find_preset
 
     settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
-    out = run_folder(out, settings, resume)
+    out = run_folder(out, settings)
 
-    from fedman.cli.progress import data_progress, run_progress
+    from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load
     from fedman.runs import experiment
 
-    with data_progress() as reading:
+    with work_progress() as reading:
         samples = load(*settings.source, reading)
-    title = f"{settings.method} · {settings.dataset} {settings.partition}"
     with (
         say_how_to_resume(f": fedman run --out {shlex.quote(str(out))} --resume"),
-        run_progress(title, settings.rounds) as advance,
+        run_progress(settings) as advance,
     ):
         result = experiment.run(
             settings, data=samples, out=out, resume=resume, device=device, progress=advance, warn=print_message
@@ -94,31 +89,28 @@ def sweep(
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
+    from fedman.cli.progress import sweep_progress, work_progress
+    from fedman.data import load
     from fedman.paper.presets import find_sweep
+    from fedman.runs.atomic import write_text
     from fedman.runs.grid import Sweep, cells
+    from fedman.runs.text_tables import markdown
 
     base = find_sweep(preset)
     grid = cells(given_keys(keys, config), base)
-    with say_how_to_resume(" the same command"):
-        _run_sweep(grid, out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep"), device)
+    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
 
-
-def _run_sweep(grid: list[Cell], out: Path, device: str) -> None:
-    """Run the unfinished runs of a grid, print its table and write it to `out`."""
-    from fedman.cli.progress import data_progress, sweep_progress
-    from fedman.data import load
     from fedman.runs import sweep
-    from fedman.runs.atomic import write_text
-    from fedman.runs.text_tables import markdown
 
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    with data_progress() as reading:
+    with work_progress() as reading:
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    with sweep_progress({i: (grid[i].config.rounds, grid[i].cost) for i in left}, len(grid)) as on_cell:
-        rows = sweep.run(grid, samples, out, device, lambda i, cell: on_cell(i, cell.name), print_message)
-    header, lines = sweep.table(rows)
+    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
+    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
+        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
+    header, lines = sweep.table(grid, out)
     print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
     write_text(out / "table.md", markdown(header, lines))
 
@@ -159,7 +151,47 @@ def report(
 
 
 app.command()(flatness)
-app.command(name="list")(print_listing)
+
+
+@app.command(name="list")
+def print_listing() -> None:
+    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
+    from fedman.config import KEYS, resolve
+    from fedman.data import SPECS
+    from fedman.models import MODELS
+    from fedman.paper.presets import PRESETS, SWEEPS
+
+    typer.echo("algorithms")
+    for name, algorithm in ALGORITHMS.items():
+        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(algorithm).items())
+        typer.echo(f"  {name:14} {algorithm.title:9} {hyper}".rstrip())
+    typer.echo("data sets")
+    for name, spec in SPECS.items():
+        shape = "x".join(map(str, spec.shape))
+        typer.echo(f"  {name:14} {spec.classes} classes of {shape}, model {spec.model}")
+    typer.echo("  npz:PATH       your own arrays: x_train, y_train, x_test, y_test, or x and y")
+    typer.echo(f"models\n  {' '.join(MODELS)}")
+    typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
+    for name, preset in PRESETS.items():
+        config = resolve({}, preset)
+        typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
+    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    for name, sweep in SWEEPS.items():
+        axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
+        more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
+        typer.echo(f"  {name:21} {axes}{more}")
+    typer.echo("keys")
+    for name, field in KEYS.items():
+        default = "" if field.default in (None, "") else f" [{field.default}]".lower()
+        typer.echo(f"  {name:18} {field.description}{default}")
+    owners: dict[tuple[str, str], list[str]] = {}
+    for algorithm in ALGORITHMS.values():
+        for own in fields(algorithm):
+            owners.setdefault((own.name, own.metadata["description"]), []).append(algorithm.title)
+    for (name, description), titles in owners.items():
+        typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
+
+
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 
@@ -178,9 +210,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     2: bad input. 3: the run diverged. 4: too few clients. 130, 143: interrupted, after a checkpoint.
     """
-    command: Callable[..., Any] = typer.main.get_command(app)
     try:
-        command(arguments if arguments is not None else sys.argv[1:], standalone_mode=True)
+        app(arguments)
     except UserError as error:
         _exit(f"error: {error}", 2)
     except Diverged as error:

@@ -21,10 +21,10 @@ def get(
     url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
 ) -> None:
     """Download the official archive, with resume and checksum."""
-    from fedman.cli.progress import data_progress
+    from fedman.cli.progress import work_progress
     from fedman.data import download
 
-    with data_progress() as advance:
+    with work_progress() as advance:
         paths = download.get(name, data_dir, url=url, progress=advance)
     for path in paths:
         typer.echo(f"written to {path}")
@@ -47,7 +47,7 @@ def show(
     from fedman.paper.presets import find_preset
 
     settings = resolve(overrides(keys or []), find_preset(preset))
-    data = load(settings.dataset, settings.data_dir)
+    data = load(*settings.source)
     parts = partition.clients_of(
         data, settings.partition, settings.clients, seed=settings.partition_seed, sigma=settings.unbalanced
     )

@@ -37,12 +37,12 @@ def simulate(
 
     values, options = split_options(run_keys(keys, preset, config, out, resume, (OPTIONS_FILE,)))
     settings = resolve(values, find_preset(preset))
-    out = run_folder(out, settings, resume, "flower-")
+    out = run_folder(out, settings, "flower-")
 
     from fedman.cli.progress import run_progress
     from fedman.flower.simulation import simulate as run_simulated
 
-    with run_progress(f"{settings.method} · {settings.dataset} {settings.partition}", settings.rounds) as advance:
+    with run_progress(settings) as advance:
         result = run_simulated(
             settings,
             options,

@@ -42,22 +42,15 @@ def run_keys(
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
     if resume and out is not None and not given and not preset:
-        from fedman.runs.folder import RunFolder
+        from fedman.runs.folder import CONFIG
 
-        given = RunFolder(out).read_config()
-        for name in files:
+        for name in (CONFIG, *files):
             given |= read_toml(out / name)
     return given
 
 
-def run_folder(out: Path | None, config: Config, resume: bool, prefix: str = "") -> Path:
-    """The folder of a run, named after its settings by default; one that holds a run is refused, unless to resume."""
-    from fedman.runs.folder import RunFolder
-
-    if out is None:
-        dataset = Path(config.dataset.removeprefix("npz:")).stem
-        name = f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
-        out = Path("runs") / f"{prefix}{name}"
-    if not resume:
-        RunFolder(out).refuse_used()
-    return out
+def run_folder(out: Path | None, config: Config, prefix: str = "") -> Path:
+    """The folder of a run, named after its settings by default."""
+    dataset = Path(config.dataset.removeprefix("npz:")).stem
+    name = f"{dataset}-{config.partition}-{config.algorithm}-zeta{config.zeta:g}-seed{config.seed}"
+    return out or Path("runs") / f"{prefix}{name}"

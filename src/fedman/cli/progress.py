@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,6 +20,8 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
+    from fedman.config import Config
+    from fedman.runs.records import Progress as OnRound
     from fedman.runs.records import RoundRecord
 
 EVERY = 10.0  # seconds between plain lines
@@ -32,61 +35,52 @@ def format_round(record: RoundRecord) -> str:
 
 
 @contextmanager
-def run_progress(title: str, rounds: int) -> Iterator[Callable[[RoundRecord], None]]:
-    """Progress of one run: call the function with the record of every round."""
-    with sweep_progress({0: (rounds, rounds)}, 1) as on_cell:
-        yield on_cell(0, title)
+def run_progress(config: Config) -> Iterator[OnRound]:
+    """Progress of one run."""
+    title = f"{config.method} · {config.dataset} {config.partition}"
+    with sweep_progress({0: (title, config.rounds, config.rounds)}, 1) as (advance,):
+        yield advance
 
 
 @contextmanager
-def sweep_progress(
-    work: Mapping[int, tuple[int, float]], total: int
-) -> Iterator[Callable[[int, str], Callable[[RoundRecord], None]]]:
-    """Progress of a sweep of `total` runs; `work` holds (rounds, cost) of the unfinished ones by number.
+def sweep_progress(work: Mapping[int, tuple[str, int, float]], total: int) -> Iterator[list[OnRound]]:
+    """Progress of a sweep of `total` runs; `work` holds (name, rounds, cost) of the unfinished ones by number.
 
-    The function takes a run's number and name and returns the one to call with the record of every round. The time
-    left is extrapolated by cost from the rounds after the first, which compiles kernels and captures graphs; it is not
-    shown before a second has passed.
+    The time left is extrapolated by cost from the rounds after the first, which compiles kernels and captures graphs;
+    it is not shown before a second has passed.
     """
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"), console=console,
+        TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
     )  # fmt: skip
-    terminal, whole = console.is_terminal, sum(cost for _, cost in work.values())
+    whole = sum(cost for *_, cost in work.values())
     task = bar.add_task("", total=whole, figures="", left="")
     started: float | None = None
     printed = cost_since = 0.0
-    rounds_done = dict.fromkeys(work, 0)
+    cost_done = dict.fromkeys(work, 0.0)
 
-    def on_cell(i: int, name: str) -> Callable[[RoundRecord], None]:
+    def advance(i: int, record: RoundRecord) -> None:
+        nonlocal started, printed, cost_since
+        name, rounds, cost = work[i]
+        now, last = time.monotonic(), record["round"] == rounds
         number = f"[{i + 1}/{total}] " if total > 1 else ""
-        rounds, cost = work[i]
+        figures = f"round {record['round']}/{rounds} {format_round(record)}"
+        if started is None:
+            started = now
+        else:
+            cost_since += cost / rounds
+        cost_done[i] = cost * record["round"] / rounds
+        done = sum(cost_done.values())
+        known = cost_since > 0 and now - started >= 1
+        left = f"{duration((now - started) / cost_since * (whole - done))} left" if known else ""
+        bar.update(task, completed=done, description=number + name, figures=figures, left=left)
+        if bar.disable and (last or now - printed >= EVERY):
+            printed = now
+            print(f"{number}{name} {figures} {left}".rstrip(), file=sys.stderr)
 
-        def advance(record: RoundRecord) -> None:
-            nonlocal started, printed, cost_since
-            now, last = time.monotonic(), record["round"] == rounds
-            figures = f"round {record['round']}/{rounds} {format_round(record)}"
-            if started is None:
-                started = now
-            else:
-                cost_since += cost / rounds
-            rounds_done[i] = record["round"]
-            done = sum(work[k][1] * t / work[k][0] for k, t in rounds_done.items())
-            known = cost_since > 0 and now - started >= 1
-            left = f"{duration((now - started) / cost_since * (whole - done))} left" if known else ""
-            bar.update(task, completed=done, description=number + name, figures=figures, left=left)
-            if not terminal and (last or now - printed >= EVERY):
-                printed = now
-                print(f"{number}{name} {figures} {left}".rstrip(), file=sys.stderr)
-
-        return advance
-
-    if terminal:
-        with bar:
-            yield on_cell
-    else:
-        yield on_cell
+    with bar:
+        yield [partial(advance, i) for i in work]
 
 
 def duration(seconds: float) -> str:
@@ -104,29 +98,19 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def data_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress of reading data: call the function with what is read, how much is done, and the total (0: unknown)."""
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+def work_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of other work: call the function with what is done, how much of it, and the total (0: unknown)."""
     console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    printed = time.monotonic()
+
+    def advance(what: str, done: int, total: int) -> None:
+        nonlocal printed
+        bar.update(task, description=what, completed=done, total=total or None)
+        if bar.disable and time.monotonic() - printed >= EVERY:
+            printed = time.monotonic()
+            print(f"{what} {done}/{total or '?'}", file=sys.stderr)
+
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
-
-
-@contextmanager
-def work_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """`data_progress` for long work, with a line every `EVERY` seconds where there is no terminal."""
-    if Console(stderr=True).is_terminal:
-        with data_progress() as advance:
-            yield advance
-        return
-    printed, before = time.monotonic(), ""
-
-    def print_line(what: str, done: int, total: int) -> None:
-        nonlocal printed, before
-        now = time.monotonic()
-        if what != before or now - printed >= EVERY:
-            printed, before = now, what
-            print(f"{what} {done}/{total}", file=sys.stderr)
-
-    yield print_line
+        yield advance

@@ -35,8 +35,6 @@ def main(grid: Grid, context: Context) -> None:
     try:
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
-        if not given["resume"]:
-            RunFolder(out).refuse_used()
         serve(grid, config, options, out=out, resume=bool(given["resume"]), progress=_print_round, warn=print)
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = EXIT_CODES.get(type(error), 0), str(error)
@@ -53,7 +51,7 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
         given = overrides(shlex.split(settings))
     except ValueError as error:
         raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
-    return {**given} if given or not resume else {**RunFolder(out).read_config(), **read_toml(out / OPTIONS_FILE)}
+    return {**given} if given or not resume else {**read_toml(RunFolder(out).config), **read_toml(out / OPTIONS_FILE)}
 
 
 def _print_round(record: RoundRecord) -> None:

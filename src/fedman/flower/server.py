@@ -48,7 +48,7 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
-    if resume and (done := finished_result(config, out)):
+    if done := finished_result(config, out, resume):
         return done
     config = config.model_copy(update={"checkpoint_seconds": 0.0})
     data = load(*config.source)

@@ -47,7 +47,7 @@ def simulate(
     """
     if options.sizes is not None:
         raise UserError("sizes: simulated clients have no data of their own; leave it out")
-    if resume and (done := finished_result(config, out)):
+    if done := finished_result(config, out, resume):
         return done
     stopping, results = threading.Event(), list[Result]()
     server = ServerApp()

@@ -61,11 +61,6 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_toml(path: Path, values: Mapping[str, object]) -> None:
-    """`write_whole` for flat keys as TOML."""
-
-    def text(value: object) -> str:
-        if isinstance(value, float):
-            return "inf" if math.isinf(value) else repr(value)
-        return json.dumps(value, ensure_ascii=False)
-
-    write_text(path, "".join(f"{key} = {text(value)}\n" for key, value in values.items()))
+    """`write_whole` for flat keys as TOML, whose scalars are those of JSON but for infinity."""
+    texts = {k: "inf" if v == math.inf else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
+    write_text(path, "".join(f"{key} = {text}\n" for key, text in texts.items()))

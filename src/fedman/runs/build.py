@@ -45,12 +45,7 @@ class Built:
     executor: Executor
     evaluator: Evaluator
     precision: str
-    chunk: int
-
-    @property
-    def in_process(self) -> InProcess:
-        """The backend that trains the clients here."""
-        return InProcess(self.executor, self.chunk)
+    in_process: InProcess  # the backend that trains the clients here
 
 
 def build(
@@ -106,7 +101,7 @@ def build(
         )
         for config, each, start in zip(configs, split, models, strict=True)
     ]
-    return Built(federations, executor, Evaluator(executor, samples, dtype), precision, chunk)
+    return Built(federations, executor, Evaluator(executor, samples, dtype), precision, InProcess(executor, chunk))
 
 
 def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:

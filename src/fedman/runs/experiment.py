@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +18,22 @@ from torch import Tensor, nn
 from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
-from fedman.errors import Diverged, Interrupted
+from fedman.errors import Diverged, Interrupted, UserError
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
+from fedman.runs.atomic import write_toml
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, RoundRecord, Summary, decisive
+from fedman.runs.records import Divergence, Progress, RoundRecord, Summary, headline
 from fedman.runs.signals import stop_on_signal
-from fedman.runs.tensorboard import log_round, tensorboard
+from fedman.runs.tensorboard import tensorboard
 from fedman.runs.version import version
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.federation import Assignment, Federation
 from fedman.training.round import Schedule
 from fedman.training.state import RunState
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-Progress = Callable[[RoundRecord], object]
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,8 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """The headline: test accuracy of `all`, the mean of all clients' last models, in percent.
-
-        Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
-        """
-        accuracy = self.summary["accuracy"]
-        return accuracy.get("all", accuracy["cloud"])
+        """The test accuracy of `all`, the mean of all clients' last models, in percent."""
+        return headline(self.summary)
 
 
 def run(
@@ -73,14 +65,10 @@ def run(
 
     `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
     """
-    if out is not None and not resume:
-        RunFolder(out).refuse_used()
-    if out is not None and resume and (done := finished_result(config, out)):
+    if out is not None and (done := finished_result(config, out, resume)):
         return done
-    data = data or load(config.dataset, config.data_dir)
-    (result,) = run_stacked(
-        [config], data, [out], model=model, resume=resume, device=device, progress=[progress], warn=warn
-    )
+    data = data or load(*config.source)
+    (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model)
     if isinstance(result, Diverged):
         raise result
     return result
@@ -90,12 +78,11 @@ def run_stacked(
     configs: Sequence[Config],
     data: Dataset,
     outs: Sequence[str | Path | None],
-    *,
-    model: nn.Module | None = None,
-    resume: bool = False,
-    device: str = "auto",
+    resume: bool,
+    device: str,
     progress: Sequence[Progress],
-    warn: Callable[[str], object] = lambda message: None,
+    warn: Callable[[str], object],
+    model: nn.Module | None = None,
 ) -> list[Result | Diverged]:
     """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
@@ -106,14 +93,14 @@ def run_stacked(
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
-            log = stack.enter_context(tensorboard(folder)) if folder and config.tensorboard else None
-            state = federation.start()
-            runs.append(Run(config, federation, state, built, folder, resume, say, warn, log, len(configs)))
+            if folder and config.tensorboard:
+                say = stack.enter_context(tensorboard(folder, say))
+            runs.append(Run(config, federation, federation.start(), built, folder, resume, say, warn))
         return play(runs, built.in_process, caught)
 
 
 class Run:
-    """A run under way: its state, its records, its folder."""
+    """A run under way: its state, its records, its folder, and in the end its result."""
 
     def __init__(
         self,
@@ -125,22 +112,20 @@ class Run:
         resume: bool,
         progress: Progress,
         warn: Callable[[str], object],
-        log: SummaryWriter | None = None,
-        stacked: int = 1,
     ) -> None:
-        self.config, self.federation, self.built, self.folder = config, federation, built, folder
-        self.progress, self.log, self.stacked = progress, log, stacked
-        self.flat = config.flat()
-        self.decisive = decisive(self.flat)
+        self.config, self.federation, self.state, self.built = config, federation, state, built
+        self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
+        self.settings = config.flat()
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
-        self.state, self.before = state, 0.0
+        self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
         self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
+        self.end: Result | Diverged | None = None
         if folder:
-            found = checkpoint.load(folder.checkpoint, self.state, self.decisive, warn) if resume else None
-            self.state, self.before = found or (self.state, 0.0)
-            self.records = folder.truncate(self.state.round)
-            folder.write_config(self.flat)
+            if resume:
+                self.before = checkpoint.load(folder.checkpoint, state, self.settings, warn)
+            self.records = folder.truncate(state.round)
+            write_toml(folder.config, self.settings)
         self.started = self.saved = self.clock = time.perf_counter()
 
     @property
@@ -188,33 +173,33 @@ class Run:
             if now - self.saved >= self.config.checkpoint_seconds and self.state.round < self.config.rounds:
                 self.keep()
                 self.saved = time.perf_counter()
-        if self.log:
-            log_round(self.log, record)
         self.progress(record)
 
     def keep(self) -> None:
         """Write a checkpoint."""
         if self.folder:
             self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.decisive, self.spent)
+            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent)
 
-    def diverged(self, error: Diverged) -> None:
+    def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""
+        self.end = error
+        about: Divergence = {
+            "diverged": str(error),
+            "round": self.state.round + 1,
+            "config": self.settings,
+            "version": version(),
+        }
         if self.folder:
-            about: Divergence = {
-                "diverged": str(error),
-                "round": self.state.round + 1,
-                "config": self.flat,
-                "version": version(),
-            }
             self.folder.write_ending(about)
 
-    def finish(self) -> Result:
-        """The summary and the models, written and returned; the checkpoints have served."""
+    def finish(self) -> None:
+        """Write the last record, the summary and the models; the checkpoints have served."""
+        self.record()
         last = self.records[-1]
         summary: Summary = {
             "method": self.config.method,
-            "config": self.flat,
+            "config": self.settings,
             "accuracy": last["accuracy"],
             "test_loss": last["test_loss"],
             "rounds_to_target": rounds_to_target(self.records, self.config.target),
@@ -233,7 +218,7 @@ class Run:
         if self.folder:
             self.folder.write_models(models)
             self.folder.write_ending(summary)
-        return Result(summary, self.records, models)
+        self.end = Result(summary, self.records, models)
 
 
 def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | Diverged]:
@@ -241,43 +226,44 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
 
     While a GPU works on a round, the host writes the records of the round before.
     """
-    ends: dict[int, Result | Diverged] = {}
-    left = range(min(run.state.round for run in runs), max(run.config.rounds for run in runs))
-    backend.prepare([run.plan(t) for run in runs] for t in left)
-    while len(ends) < len(runs):
-        t = min(run.state.round for i, run in enumerate(runs) if i not in ends)
-        now = [i for i, run in enumerate(runs) if i not in ends and run.state.round == t]
-        for i in [i for i in now if t >= runs[i].config.rounds]:
-            runs[i].record()
-            ends[i] = runs[i].finish()
-            now.remove(i)
-        if not now:
+    rounds = runs[0].config.rounds  # of all: see `stackable`
+    backend.prepare([run.plan(t) for run in runs] for t in range(min(run.state.round for run in runs), rounds))
+    while left := [run for run in runs if run.end is None]:
+        t = min(run.state.round for run in left)
+        now = [run for run in left if run.state.round == t]
+        if t >= rounds:
+            for run in now:
+                run.finish()
             continue
-        plans = [runs[i].plan(t) for i in now]
-        upcoming = [runs[i].plan(t + 1) for i in now if t + 1 < runs[i].config.rounds]
+        plans = [run.plan(t) for run in now]
+        upcoming = [run.plan(t + 1) for run in now if t + 1 < rounds]
         try:
             trained = backend.train(plans, upcoming)
         except Stopped:
-            for i, run in enumerate(runs):
-                if i not in ends:
-                    run.record()
-                    run.keep()
+            for run in left:
+                run.record()
+                run.keep()
             where = " ".join(str(run.folder.path) for run in runs if run.folder)
             raise Interrupted(caught[0], f"round {t} is saved in {where}") from None
-        for i in now:
-            runs[i].record()
-        for i, outcome in zip(now, collect(plans, trained), strict=True):
+        for run in now:
+            run.record()
+        for run, outcome in zip(now, collect(plans, trained), strict=True):
             if isinstance(outcome, Diverged):
-                runs[i].diverged(outcome)
-                ends[i] = outcome
+                run.diverge(outcome)
             else:
-                runs[i].evaluate(outcome)
-    return [ends[i] for i in range(len(runs))]
+                run.evaluate(outcome)
+    return [run.end for run in runs if run.end is not None]
 
 
-def finished_result(config: Config, out: str | Path) -> Result | None:
-    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so."""
+def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
+    """The result of a run that is done already; None if there is work left. `Diverged` where it ended so.
+
+    A folder that holds a run is refused, unless to resume it.
+    """
     folder = RunFolder(out)
+    if not resume and folder.config.exists():
+        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
+        raise UserError(f"{folder.path}: holds a run already; {how}")
     ending = folder.finished(config.flat())
     if ending is None:
         return None

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -14,13 +14,15 @@ from typing import IO, TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fedman.errors import UserError
-from fedman.runs.atomic import staged_name, write_json, write_text, write_toml, write_whole, writing
-from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary, decisive, differing, read
+from fedman.runs import records
+from fedman.runs.atomic import write_json, write_text, write_whole, writing
+from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, ROUNDS, SUMMARY, DIVERGED = "config.toml", "rounds.jsonl", "summary.json", "diverged.json"
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -34,17 +36,13 @@ class RunFolder:
         self.diverged = self.path / DIVERGED
         self.model = self.path / "model.safetensors"
         self.checkpoint = self.path / "checkpoint"
-        self.tensorboard = self.path / "tensorboard"
-        self._lock_file = self.path / ".lock"
         self._lines: IO[bytes] | None = None
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._lock_file, "w")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot write here: {error.strerror or error}") from None
+            self._lock = open(self.path / LOCK, "w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -62,22 +60,6 @@ class RunFolder:
                 with suppress(OSError):  # closing tries again to write a line that a full disk refused
                     file.close()
 
-    def refuse_used(self) -> None:
-        """A run that starts from the beginning must not overwrite another."""
-        if self.config.exists():
-            how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
-            raise UserError(f"{self.path}: holds a run already; {how}")
-
-    def write_config(self, settings: Settings) -> None:
-        """Write every key of the configuration."""
-        write_toml(self.config, settings)
-
-    def read_config(self) -> Settings:
-        """The keys of the configuration, not yet checked."""
-        from fedman.config import read_toml  # pydantic: only at the edge
-
-        return read_toml(self.config)
-
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round."""
         with writing(self.rounds):
@@ -94,24 +76,25 @@ class RunFolder:
 
     def truncate(self, rounds: int) -> list[RoundRecord]:
         """Drop the records after round `rounds` and return the rest."""
-        records = self.read_rounds(rounds)
-        if [record["round"] for record in records] != list(range(1, rounds + 1)):
+        kept = self.read_rounds(rounds)
+        if [record["round"] for record in kept] != list(range(1, rounds + 1)):
             raise UserError(f"{self.rounds}: ends before the checkpoint's round {rounds}; start again in a new folder")
-        write_text(self.rounds, b"".join(map(_line, records)).decode())
-        return records
+        write_text(self.rounds, b"".join(map(_line, kept)).decode())
+        return kept
 
     def read_rounds(self, count: int | None = None) -> list[RoundRecord]:
         """The first `count` records, or all. In a run that is not finished, a line damaged by a crash ends them."""
-        records: list[RoundRecord] = []
-        lines = _content(self.rounds).splitlines() if self.rounds.exists() else []
+        found: list[RoundRecord] = []
+        lines = records.content(self.rounds).splitlines() if self.rounds.exists() else []
         for number, line in enumerate(lines[:count], 1):
+            where = f"{self.rounds}: line {number}"
             try:
-                records.append(read(RoundRecord, line, f"{self.rounds}: line {number}"))
+                found.append(records.check(RoundRecord, records.parse(line, where), where))
             except UserError:
                 if self.summary.exists():
                     raise
                 break
-        return records
+        return found
 
     def write_ending(self, ending: Ending) -> None:
         """Write the summary, or why there will be none. A finished run needs its checkpoints no longer."""
@@ -123,20 +106,20 @@ class RunFolder:
 
     def read_summary(self) -> Summary:
         """The summary of a finished run."""
-        return read(Summary, _content(self.summary), str(self.summary))
+        return records.read(Summary, self.summary)
 
     def ending(self) -> Ending | None:
         """The summary of a finished run, or its note of divergence; None while there is work left."""
         if self.summary.exists():
             return self.read_summary()
-        return read(Divergence, _content(self.diverged), str(self.diverged)) if self.diverged.exists() else None
+        return records.read(Divergence, self.diverged) if self.diverged.exists() else None
 
     def finished(self, settings: Settings) -> Ending | None:
         """`ending`; refused if it is that of another configuration."""
         ending = self.ending()
         if ending is None:
             return None
-        if changed := differing(decisive(ending["config"]), decisive(settings)):
+        if changed := records.differing(records.decisive(ending["config"]), records.decisive(settings)):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
         if "diverged" not in ending:
             shutil.rmtree(self.checkpoint, ignore_errors=True)  # left by a process killed after its summary
@@ -164,48 +147,12 @@ class RunFolder:
             raise UserError(f"{self.model}: cannot be read ({' '.join(str(error).split())})") from None
         return models
 
-    def copy_to(self, place: RunFolder) -> None:
-        """Copy all files, replacing the run at `place`: a reader sees a whole run or none."""
-        staged = staged_name(place.path)
-        try:
-            place.path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(self.path, staged, ignore=shutil.ignore_patterns(self._lock_file.name))
-            if place.path.exists():
-                shutil.rmtree(place.path)
-            os.replace(staged, place.path)
-        except OSError as error:
-            raise UserError(f"{place.path}: cannot copy {self.path}: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
 
-    def add_missing_to(self, place: RunFolder) -> None:
-        """Copy the files that `place` lacks, such as what was measured of the run."""
-        for path in self.path.iterdir():
-            if path.is_file() and path != self._lock_file and not (place.path / path.name).exists():
-                shutil.copy2(path, place.path / path.name)
-
-
-def find_runs(root: Path) -> list[RunFolder]:
-    """The folders of runs in `root`, itself included, in the order of their names."""
-    return _holding(root, (CONFIG,))
-
-
-def find_ended(root: Path) -> list[RunFolder]:
-    """Those of finished and of diverged runs."""
-    return _holding(root, (SUMMARY, DIVERGED))
-
-
-def _holding(root: Path, names: Iterable[str]) -> list[RunFolder]:
+def find_runs(root: Path, *names: str) -> list[RunFolder]:
+    """The folders in `root`, itself included, that hold a file of one of these names, in the order of their own."""
     folders = {path.parent for name in names for path in root.rglob(name)}
     return [RunFolder(f) for f in sorted(folders) if f == root or not f.name.startswith(".")]  # hidden: half copied
 
 
 def _line(record: RoundRecord) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None

@@ -53,7 +53,8 @@ class Cell:
 
 def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list[Cell]:
     """The grid over all keys that hold a comma list, on top of a preset; of a sweep, the part that the keys choose."""
-    lists = {key: value.split(",") if isinstance(value, str) else _as_list(value) for key, value in values.items()}
+    texts = {key: value.split(",") if isinstance(value, str) else value for key, value in values.items()}
+    lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in texts.items()}
     twice = [key for key, options in lists.items() if len(set(map(str, options))) < len(options)]
     if twice:
         raise UserError(f"{twice[0]}: a value stands twice in {values[twice[0]]!r}")
@@ -62,21 +63,20 @@ def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list
         raise UserError(f"sweep: {many} are more than the {MAX_CELLS} runs allowed")
     if isinstance(base, Sweep):
         return _part(base, lists)
-    return _product(lists, base, [key for key in lists if len(lists[key]) > 1])
+    return list(_product(base, {}, lists).values())
 
 
-def _product(lists: Mapping[str, Collection[Any]], preset: Preset | None, named: Collection[str]) -> list[Cell]:
-    """All combinations; the keys in `named` are part of a run's name.
+def _product(
+    preset: Preset | None, axes: Mapping[str, Collection[Any]], given: Mapping[str, Collection[Any]]
+) -> dict[str, Cell]:
+    """All combinations by name, which tells the values of the axes and of the given keys that have several.
 
-    A hyper-parameter is given to the algorithms that have it; at least one of them must.
+    A hyper-parameter of one of the algorithms is given to those that have it.
     """
-    default = KEYS["algorithm"].default
+    default, lists = KEYS["algorithm"].default, {**axes, **given}
+    named = {*axes, *(key for key, options in given.items() if len(options) > 1)}
     own = {name: hyperparameters(ALGORITHMS[name]) for name in lists.get("algorithm", [default]) if name in ALGORITHMS}
     found = {key for names in own.values() for key in names}
-    registered = {key for algorithm in ALGORITHMS.values() for key in hyperparameters(algorithm)}
-    for key in lists:
-        if own and key in registered - found:
-            raise UserError(f"{key}: none of {', '.join(own)} has this hyper-parameter")
     grid: dict[str, Cell] = {}
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
@@ -84,7 +84,7 @@ def _product(lists: Mapping[str, Collection[Any]], preset: Preset | None, named:
         chosen = {key: value for key, value in chosen.items() if key not in foreign}
         cell = Cell({key: v for key, v in chosen.items() if key in named}, resolve(chosen, preset))
         grid.setdefault(cell.name, cell)
-    return list(grid.values())
+    return grid
 
 
 def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
@@ -93,11 +93,10 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
     A run is named by all that the sweep varies, so that parts of a sweep share one folder.
     """
     axes = {key for grid in sweep.grids for key in grid.axes} - {"seed"}
+    given = {key: options for key, options in lists.items() if key not in axes}
     whole: dict[str, Cell] = {}
     for grid in sweep.grids:
-        given = {key: options for key, options in lists.items() if key not in axes}
-        named = [*grid.axes, *(key for key, options in given.items() if len(options) > 1)]
-        whole |= {cell.name: cell for cell in _product({**grid.axes, **given}, grid.base, named)}
+        whole |= _product(grid.base, grid.axes, given)
     part = runs = [(cell, cell.config.flat()) for cell in whole.values()]
     algorithms = {ALGORITHMS[cell.config.algorithm]: None for cell in whole.values()}
     for key in axes & lists.keys():
@@ -112,7 +111,3 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
         chosen = " ".join(f"{key}={','.join(lists[key])}" for key in lists if key in axes)
         raise UserError(f"{sweep.name}: none of its runs has {chosen} together")
     return sorted((cell for cell, _ in part), key=lambda cell: cell.config.seed)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]

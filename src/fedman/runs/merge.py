@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedman.config import read_toml
 from fedman.errors import UserError
-from fedman.runs.folder import CONFIG, RunFolder, find_runs
+from fedman.runs.atomic import staged_name
+from fedman.runs.folder import CONFIG, LOCK, RunFolder, find_runs
 from fedman.runs.records import decisive, differing
-from fedman.runs.results import outcome, outcome_in_words
+from fedman.runs.results import require_agreement
 
 
 def merge_sweeps(sources: Sequence[Path], out: Path) -> str:
@@ -19,7 +23,7 @@ def merge_sweeps(sources: Sequence[Path], out: Path) -> str:
     """
     found: dict[str, list[RunFolder]] = {}
     for source in [*([out] if out.is_dir() else []), *sources]:
-        runs = find_runs(source)
+        runs = find_runs(source, CONFIG)
         if not runs and source != out:
             raise UserError(f"{source}: no run here (no {CONFIG})")
         for run in runs:
@@ -29,10 +33,10 @@ def merge_sweeps(sources: Sequence[Path], out: Path) -> str:
     for name, run in chosen.items():
         place = RunFolder(out / name)
         if run.path != place.path:
-            run.copy_to(place)
+            _copy(run, place)
         for other in found[name]:
             if other.path not in (run.path, place.path) and other.ending() is not None:
-                other.add_missing_to(place)
+                _add_missing(other, place)
     done = sum(run.ending() is not None for run in chosen.values())
     double = sum(map(len, found.values())) - len(found)
     return f"{len(found)} runs in {out}, {done} of them finished; {double} were there more than once"
@@ -40,14 +44,34 @@ def merge_sweeps(sources: Sequence[Path], out: Path) -> str:
 
 def _choose(name: str, runs: list[RunFolder]) -> RunFolder:
     """The best of several copies of one run."""
-    configs = [decisive(run.read_config()) for run in runs]
+    configs = [decisive(read_toml(run.config)) for run in runs]
     for run, config in zip(runs, configs, strict=True):
         if keys := differing(configs[0], config):
             raise UserError(f"{name}: {runs[0].path} and {run.path} hold different runs; {', '.join(keys)} differ")
     ended = [(run, ending) for run in runs if (ending := run.ending()) is not None]
-    for run, ending in ended[1:]:
-        first, before = ended[0]
-        if outcome(ending) != outcome(before):
-            raise UserError(f"{name}: two results, {outcome_in_words(before)} in {first.path} and "
-                            f"{outcome_in_words(ending)} in {run.path}; remove one")  # fmt: skip
+    places = [(str(run.path), ending) for run, ending in ended]
+    for place in places[1:]:
+        require_agreement(name, places[0], place, "remove one")
     return ended[0][0] if ended else max(runs, key=lambda run: len(run.read_rounds()))
+
+
+def _copy(run: RunFolder, place: RunFolder) -> None:
+    """Copy all files, replacing the run at `place`: a reader sees a whole run or none."""
+    staged = staged_name(place.path)
+    try:
+        place.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(run.path, staged, ignore=shutil.ignore_patterns(LOCK))
+        if place.path.exists():
+            shutil.rmtree(place.path)
+        os.replace(staged, place.path)
+    except OSError as error:
+        raise UserError(f"{place.path}: cannot copy {run.path}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _add_missing(run: RunFolder, place: RunFolder) -> None:
+    """Copy the files that `place` lacks, such as what was measured of the run."""
+    for path in run.path.iterdir():
+        if path.is_file() and path.name != LOCK and not (place.path / path.name).exists():
+            shutil.copy2(path, place.path / path.name)

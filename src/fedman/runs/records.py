@@ -5,8 +5,10 @@ pydantic is imported when something is read, so that training does without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from math import inf
+from math import inf, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypeVar, cast, final
 
 from annotated_types import Interval
@@ -57,6 +59,10 @@ class RoundRecord(TypedDict):
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
+
+
+Progress: TypeAlias = Callable[[RoundRecord], object]
+"""Called with the record of every round."""
 
 
 class Curve(TypedDict):
@@ -139,6 +145,17 @@ def axes(row: ResultRow) -> Axes:
     return cast(Axes, row["config"])
 
 
+def headline(ending: Ending) -> float:
+    """The test accuracy of `all`, the mean of all clients' last models, in percent; not a number if the run diverged.
+
+    Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
+    """
+    if "diverged" in ending:
+        return nan
+    accuracy = ending["accuracy"]
+    return accuracy.get("all", accuracy.get("cloud", nan))
+
+
 def differing(one: Settings, other: Settings) -> list[str]:
     """The keys whose values differ."""
     return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
@@ -147,14 +164,17 @@ def differing(one: Settings, other: Settings) -> list[str]:
 Record = TypeVar("Record")
 
 
-def read(kind: type[Record], text: bytes | str, where: str) -> Record:
-    """The JSON `text` as a record of this kind; `where` names it in the message."""
-    return check(kind, parse(text, where), where)
+def read(kind: type[Record], path: Path) -> Record:
+    """A JSON file as a record of this kind."""
+    return check(kind, parse(content(path), str(path)), str(path))
 
 
-def read_row(text: bytes | str, where: str) -> ResultRow:
-    """A line of a results file."""
-    return check_row(parse(text, where, "a results file (a JSON object on every line)"), where)
+def content(path: Path) -> bytes:
+    """The bytes of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
 
 
 def check_row(value: object, where: str) -> ResultRow:

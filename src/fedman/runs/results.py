@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from math import nan
 from pathlib import Path
 
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text, writing
-from fedman.runs.folder import SUMMARY, RunFolder, find_ended
-from fedman.runs.records import ResultRow, axes, check_row, decisive, read_row
+from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
+from fedman.runs.records import ResultRow, axes, check_row, content, decisive, headline, parse
 
 POINTS = 100  # of a curve
 
@@ -27,23 +26,21 @@ def command(sources: Sequence[Path], out: Path, replace: bool) -> str:
 
 def load(source: Path) -> list[ResultRow]:
     """The runs of a results file, of a run's folder, or of a folder that holds runs."""
-    return collect([source]) if source.is_dir() else read(source)
+    if not source.is_dir():
+        return read(source)
+    rows = collect(source)
+    if not rows:
+        raise UserError(f"{source}: no finished run here (no {SUMMARY})")
+    return rows
 
 
-def collect(folders: Iterable[Path]) -> list[ResultRow]:
-    """The finished and the diverged runs in these folders, in the order of their names."""
-    folders = list(folders)
-    runs = {run.path: run for folder in folders for run in find_ended(folder)}
-    if not runs:
-        raise UserError(f"{', '.join(map(str, folders))}: no finished run here (no {SUMMARY})")
-    return [compact(runs[path]) for path in sorted(runs)]
+def collect(folder: Path) -> list[ResultRow]:
+    """The finished and the diverged runs in a folder, in the order of their names."""
+    return [compact(run, end) for run in find_runs(folder, SUMMARY, DIVERGED) if (end := run.ending()) is not None]
 
 
-def compact(run: RunFolder) -> ResultRow:
+def compact(run: RunFolder, row: ResultRow) -> ResultRow:
     """The row of an ended run. The place of its data is left out: it differs from machine to machine."""
-    row = run.ending()
-    if row is None:
-        raise UserError(f"{run.path}: this run is not finished")
     row["config"].pop("data_dir", None)
     curve = [(r["round"], r["accuracy"]["all"]) for r in run.read_rounds() if "all" in r["accuracy"]]
     every = max(1, -(-len(curve) // POINTS))
@@ -54,12 +51,11 @@ def compact(run: RunFolder) -> ResultRow:
 
 def read(path: Path) -> list[ResultRow]:
     """The runs of a results file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = list(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    return [read_row(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+    rows = []
+    for number, line in enumerate(content(path).splitlines(), 1):
+        where = f"{path}: line {number}"
+        rows.append(check_row(parse(line, where, "a results file (a JSON object on every line)"), where))
+    return rows
 
 
 def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False) -> list[ResultRow]:
@@ -70,13 +66,11 @@ def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False
     kept: dict[str, tuple[str, ResultRow]] = {}
     for where, rows in parts:
         for row in rows:
-            first_place, first = kept.setdefault(identity(row), (where, row))
-            if outcome(first) == outcome(row):
-                continue
+            first = kept.setdefault(identity(row), (where, row))
             if not replace:
-                raise UserError(f"{label(row)}: two results, {outcome_in_words(first)} in {first_place} and "
-                                f"{outcome_in_words(row)} in {where}; add --replace to take the later")  # fmt: skip
-            kept[identity(row)] = where, row
+                require_agreement(label(row), first, (where, row), "add --replace to take the later")
+            elif outcome(first[1]) != outcome(row):
+                kept[identity(row)] = where, row
     return sorted((row for _, row in kept.values()), key=order)
 
 
@@ -91,12 +85,14 @@ def outcome(row: ResultRow) -> str:
     return json.dumps({key: row.get(key) for key in keys}, sort_keys=True)
 
 
-def outcome_in_words(row: ResultRow) -> str:
-    """The accuracy of `all` (of `cloud`, where that is not kept), or that the run diverged."""
-    if "diverged" in row:
-        return "diverged"
-    accuracy = row["accuracy"]
-    return f"{accuracy.get('all', accuracy.get('cloud', nan)):.2f} %"
+def require_agreement(name: str, one: tuple[str, ResultRow], other: tuple[str, ResultRow], advice: str) -> None:
+    """Refuse two outcomes of one run; each comes with the place where it was found."""
+    if outcome(one[1]) == outcome(other[1]):
+        return
+    first, second = (
+        f"{'diverged' if 'diverged' in row else f'{headline(row):.2f} %'} in {where}" for where, row in (one, other)
+    )
+    raise UserError(f"{name}: two results, {first} and {second}; {advice}")
 
 
 def order(row: ResultRow) -> tuple[str, str, str, float, int, str]:

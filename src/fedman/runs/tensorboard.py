@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from fedman.errors import UserError
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import RoundRecord
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from fedman.runs.records import Progress, RoundRecord
 
 
 @contextmanager
-def tensorboard(folder: RunFolder) -> Iterator[SummaryWriter]:
-    """A TensorBoard writer into the run's folder."""
+def tensorboard(folder: RunFolder, progress: Progress) -> Iterator[Progress]:
+    """`progress` that first writes the record's numbers to a TensorBoard log in the run's folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("tensorboard: not installed; pip install 'fedman[tensorboard]'") from None
-    with SummaryWriter(str(folder.tensorboard)) as writer:
-        yield writer
+    with SummaryWriter(str(folder.path / "tensorboard")) as writer:
 
+        def log(record: RoundRecord) -> None:
+            scalars = {"loss": record["loss"], "lr": record["lr"]}
+            scalars |= {f"accuracy/{name}": value for name, value in record["accuracy"].items()}
+            scalars |= {f"man/{layer}": value for layer, value in record["man"].items()}
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, record["round"])
+            progress(record)
 
-def log_round(log: SummaryWriter, record: RoundRecord) -> None:
-    """Write one record as TensorBoard scalars."""
-    scalars = {"loss": record["loss"], "lr": record["lr"]}
-    scalars |= {f"accuracy/{name}": value for name, value in record["accuracy"].items()}
-    scalars |= {f"man/{layer}": value for layer, value in record["man"].items()}
-    for name, value in scalars.items():
-        log.add_scalar(name, value, record["round"])
+        yield log

@@ -116,7 +116,7 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
         (broken("a.jsonl", GOOD + "{"), "a.jsonl: line 2: not a results file"),
         (broken("a.jsonl", GOOD + "\n"), "a.jsonl: line 2: not a results file"),
         (broken("a.jsonl", GOOD + '{"config": {}}\n'), "a.jsonl: line 2: config.dataset is missing"),
-        (broken("a.jsonl", b"\xff\xfe\x00"), "a.jsonl: not a text file"),
+        (broken("a.jsonl", b"\xff\xfe\x00"), "a.jsonl: line 1: not a results file"),
         (broken("summary.json", "{"), "summary.json: not JSON"),
         (broken("summary.json", "{}"), "summary.json: config is missing"),
         (broken("flatness.json", "{"), "flatness.json: not a JSON file"),

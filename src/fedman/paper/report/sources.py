@@ -11,7 +11,7 @@ from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.runs import records, results
-from fedman.runs.folder import ROUNDS, SUMMARY, find_ended
+from fedman.runs.folder import ROUNDS, SUMMARY
 from fedman.runs.records import ResultRow
 
 
@@ -44,8 +44,7 @@ def find(place: Path) -> Sources:
         raise UserError(f"{place}: no such file or folder")
     found = [place] if place.is_file() else sorted(place.rglob("*.jsonl"))
     parts = [(path, results.read(path)) for path in found if path.name != ROUNDS]
-    if find_ended(place):
-        parts.append((place, results.collect([place])))
+    parts.append((place, results.collect(place)))
     flatness = [flatness_json.read(path) for path in sorted(place.rglob("*flatness*.json"))]
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
     rows, notes = _without_duplicates(parts)
@@ -68,11 +67,7 @@ def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list
 
 
 def _costs(path: Path) -> list[StepCost]:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    return records.read(_Costs, text, str(path))["steps"]
+    return records.read(_Costs, path)["steps"]
 
 
 class _Costs(TypedDict):
