@@ -152,19 +152,19 @@ def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> A
 
 
 def _validate(kind: type[Config], given: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """The values that are valid, and a line for each of the others: its key, what is allowed, what was given.
-
-    A hyper-parameter that is None has its default.
-    """
+    """The values that are valid, and a line for each of the others. A hyper-parameter that is None has its default."""
     values = {k: v for k, v in given.items() if k in KEYS or (k in kind.model_fields and v is not None)}
     try:
         return kind.model_validate(values), []
     except ValidationError as error:
-        wrong = {
-            str(e["loc"][0]): f"{e['loc'][0]}: {e['msg'].removeprefix('Input ')}, not {shown(e['input'])}"
-            for e in error.errors()
-        }
+        wrong = format_errors(error)
         return kind.model_validate({k: v for k, v in values.items() if k not in wrong}), list(wrong.values())
+
+
+def format_errors(error: ValidationError) -> dict[str, str]:
+    """A line for each wrong key: the key, what is allowed, what was given."""
+    found = ((str(e["loc"][0]), e["msg"].removeprefix("Input "), shown(e["input"])) for e in error.errors())
+    return {key: f"{key}: {wanted}, not {given}" for key, wanted, given in found}
 
 
 def _fill_defaults(config: Config) -> Config:

@@ -46,7 +46,8 @@ def train(message: Message, context: Context) -> Message:
             raise UserError(f"partition-id: this node is client {node.client}, the order is for {order.client}")
         upload, figures = worker.work(order, node, message.content)
     except ValidationError as error:
-        reason = f"round: the message is not an order of this program ({format_errors(error)[0]})"
+        wrong = next(iter(format_errors(error).values()))
+        reason = f"round: the message is not an order of this program ({wrong})"
         return Message(Error(REFUSED, reason), reply_to=message)
     except UserError as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)

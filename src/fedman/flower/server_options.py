@@ -67,5 +67,5 @@ def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], ServerOpti
     try:
         options = ServerOptions.model_validate(given)
     except ValidationError as error:
-        raise UserError(format_errors(error)[0]) from None
+        raise UserError(next(iter(format_errors(error).values()))) from None
     return {key: value for key, value in values.items() if key not in given}, options
