@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedman.algorithms.base import Algorithm, Fused, Local, State, hyperparameter, hyperparameters
+from fedman.algorithms.base import Algorithm, Fused, Local, State
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedavg import FedAvg
 from fedman.algorithms.feddc import FedDC
@@ -10,6 +10,7 @@ from fedman.algorithms.feddyn import FedDyn
 from fedman.algorithms.fedprox import FedProx
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.fedspeed import FedSpeed
+from fedman.algorithms.hyperparameters import hyperparameter, hyperparameters
 from fedman.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

@@ -2,8 +2,8 @@
 
 A model is a vector of P numbers; a cohort of S clients is a matrix `[S, P]`; norms and products run over the
 last axis. An algorithm therefore reads the same for one client, for a cohort, for a stack of runs and for a
-client in a process of its own. It never sees batches, the MAN term, devices or random numbers: the engine hands
-it a function `grad` that maps `[S, P]` weights to `[S, P]` gradients of the clients' objective
+client in a process of its own. It never sees batches, the MAN term, devices or random numbers: it is given
+a function `grad` that maps `[S, P]` weights to `[S, P]` gradients of the clients' objective
 F = cross-entropy + ζ·MAN on the current batch.
 
 This package uses methods of tensors only and so imports without torch.
@@ -11,10 +11,9 @@ This package uses methods of tensors only and so imports without torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,17 +93,3 @@ class Algorithm:
 
 Scratch = tuple["Tensor", State]
 """A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""
-
-Value = TypeVar("Value", bool, int, float)
-
-
-def hyperparameter(default: Value, description: str, minimum: float = 0.0, maximum: float = math.inf) -> Value:
-    """A dataclass field; its metadata are keyword arguments of `pydantic.Field`. Bounds hold for numbers."""
-    bounds: dict[str, float] = {} if isinstance(default, bool) else {"ge": minimum, "le": maximum}
-    made: Value = field(default=default, metadata={"description": description, **bounds})
-    return made
-
-
-def hyperparameters(algorithm: type[Algorithm]) -> dict[str, bool | int | float]:
-    """The hyper-parameters of an algorithm, its dataclass fields, and their defaults: {"alpha": 0.01, ...}."""
-    return {f.name: f.default for f in fields(algorithm)}  # type: ignore[misc]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedman.algorithms.base import Algorithm, Grad, Local, State, hyperparameter
+from fedman.algorithms.base import Algorithm, Grad, Local, State
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, sgd
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedman.algorithms.base import Grad, Local, Scratch, State, hyperparameter
+from fedman.algorithms.base import Grad, Local, Scratch, State
 from fedman.algorithms.feddyn import FedDyn
+from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, clip_factor, sgd
 
 if TYPE_CHECKING:

@@ -49,7 +49,8 @@ def shared_levels(landscapes: Iterable[Landscape], count: int) -> np.ndarray:
 
 def drawn_losses(item: Landscape, levels: np.ndarray) -> np.ndarray:
     """The losses; those that are not finite are drawn as the highest level."""
-    return np.where(np.isfinite(item.losses), item.losses, levels[-1])
+    losses = item.losses.numpy()
+    return np.where(np.isfinite(losses), losses, levels[-1])
 
 
 def draw_surface(axes: Any, item: Landscape, levels: np.ndarray) -> None:
