@@ -171,11 +171,11 @@ class Run:
         if self.folder:
             self.folder.append(record)
             if now - self.saved >= self.config.checkpoint_seconds and self.state.round < self.config.rounds:
-                self.keep()
+                self.save_checkpoint()
                 self.saved = time.perf_counter()
         self.progress(record)
 
-    def keep(self) -> None:
+    def save_checkpoint(self) -> None:
         """Write a checkpoint."""
         if self.folder:
             self.folder.sync()
@@ -242,7 +242,7 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
         except Stopped:
             for run in left:
                 run.record()
-                run.keep()
+                run.save_checkpoint()
             where = " ".join(str(run.folder.path) for run in runs if run.folder)
             raise Interrupted(caught[0], f"round {t} is saved in {where}") from None
         for run in now:
