@@ -133,8 +133,8 @@ def test_nothing_to_measure() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (["relu", "secnd"], "layers: the model has no module 'secnd'; it has 'second'$"),
-        (["zzz"], "layers: the model has no module 'zzz'; it has 'first', 'second', 'third', 'relu', 'tanh'$"),
+        (["relu", "secnd"], r"layers: the model has no module 'secnd'; did you mean second\?$"),
+        (["zzz"], "layers: the model has no module 'zzz'; there are first, second, third, relu, tanh"),
         ([""], "layers: the model has no module ''"),
         ([3], "layers: the model has no module 3"),
         ({"relu": 2}, "layers: the measure of 'relu' is 2, not a function"),

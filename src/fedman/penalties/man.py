@@ -13,7 +13,6 @@ This file finds the activations; `fedman.penalties.autograd` measures them.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from fedman.errors import UserError
+from fedman.errors import UserError, nearest
 from fedman.penalties.autograd import tap, transforms_active
 
 Measure = Callable[[Tensor], Tensor]
@@ -270,8 +269,7 @@ def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Meas
     measures = dict(layers) if isinstance(layers, Mapping) else {}
     for name in names:
         if name not in modules:
-            near = difflib.get_close_matches(str(name), modules, 1) or list(modules)[:5]
-            raise UserError(f"layers: the model has no module {name!r}; it has {', '.join(map(repr, near))}")
+            raise UserError(f"layers: the model has no module {name!r}{nearest(str(name), modules)}")
         if isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):
             raise UserError(f"layers: {name!r} is a list of modules and never called itself; name its members")
         if name in measures and not callable(measures[name]):
