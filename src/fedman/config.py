@@ -96,7 +96,7 @@ class Config(BaseModel):
         """The hyper-parameters of the algorithm."""
         return {key: getattr(self, key) for key in type(self).model_fields if key not in KEYS}
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> dict[str, bool | int | float | str]:
         """The keys that have a value, for `config.toml` and `summary.json`."""
         return self.model_dump(exclude_none=True)
 
