@@ -26,6 +26,7 @@ def machine(
     zeta=0.3,
     groups=0,
     precision="fp32",
+    batch_size=3,
     **options,
 ) -> Simulation:
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +39,7 @@ def machine(
     torch.manual_seed(0)
     model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), groups=groups)
     model = model.double() if precision == "fp64" else model
-    training = Training(zeta=zeta, lr=0.05, clip=0.5, epochs=1, batch_size=3, seed=1)
+    training = Training(zeta=zeta, lr=0.05, clip=0.5, epochs=1, batch_size=batch_size, seed=1)
     built = simulation(
         name, training=training, chunk=3, model=model, data=samples, precision=precision, device=device, **options
     )
@@ -67,11 +68,11 @@ def test_follows_the_plain_module(name, groups, device, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_algorithm_follows_float64(case, device, monkeypatch):
-    """The kernels beside the other executions: one round of ragged clients, against one by one in float64."""
+    """The kernels beside the other executions: a step of ragged clients, against one by one in float64."""
     name, hyper = CASES[case]
     moved = []
     for accelerated, precision in ((False, "fp64"), (True, "fp32")):
-        built = machine(device, accelerated, monkeypatch, name, precision=precision, hyper=hyper)
+        built = machine(device, accelerated, monkeypatch, name, precision=precision, hyper=hyper, batch_size=4)
         state = built.start()
         built.round(state, [1, 2])
         moved.append((state.server["w"] - built.federation.initial).double())
