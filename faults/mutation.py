@@ -40,7 +40,7 @@ class Target:
     alive: list[str] = field(default_factory=list)
 
 
-REFERENCE = "algorithms/test_against_reference.py"
+REFERENCE = "backends/test_battery.py"
 MAN = ("", "_running", "_left_behind", "_details")
 TARGETS = {
     "algorithms": Target(
