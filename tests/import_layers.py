@@ -8,9 +8,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "src" / "fedman"
 LAYERS = (
     ("errors",),
+    ("parts",),
     ("algorithms", "models"),
     ("kernels",),
     ("penalties", "data"),
+    ("tasks", "optimizers"),
     ("execution",),
     ("flatness", "training"),
     ("backends",),

@@ -10,18 +10,22 @@ from fedman.algorithms.feddyn import FedDyn
 from fedman.algorithms.fedprox import FedProx
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.fedspeed import FedSpeed
-from fedman.algorithms.hyperparameters import hyperparameter, hyperparameters
 from fedman.algorithms.scaffold import Scaffold
+from fedman.parts import Registry, hyperparameter, hyperparameters
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "fedavg": FedAvg,
-    "fedsam": FedSAM,
-    "fedasam": FedASAM,
-    "feddyn": FedDyn,
-    "feddc": FedDC,
-    "fedspeed": FedSpeed,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-}
+ALGORITHMS = Registry(
+    "algorithm",
+    Algorithm,  # type: ignore[type-abstract]
+    {
+        "fedavg": FedAvg,
+        "fedsam": FedSAM,
+        "fedasam": FedASAM,
+        "feddyn": FedDyn,
+        "feddc": FedDC,
+        "fedspeed": FedSpeed,
+        "fedprox": FedProx,
+        "scaffold": Scaffold,
+    },
+)
 
 __all__ = ["ALGORITHMS", "Algorithm", "Fused", "Local", "State", "hyperparameter", "hyperparameters"]

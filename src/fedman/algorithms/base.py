@@ -11,6 +11,7 @@ This package uses methods of tensors only and so imports without torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -49,7 +50,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(ABC):
     """Federated averaging, and the defaults of all others. A subclass is a frozen set of hyper-parameters."""
 
     title: ClassVar[str]
@@ -67,9 +68,9 @@ class Algorithm:
         """What stays the same over the local steps, computed once; `step` finds it in `client`."""
         return {}
 
+    @abstractmethod
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
         """One local step. Pure: no host sync, no branch on a value, no draw, no write to its inputs."""
-        raise NotImplementedError
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         """After the last step: the client's new memory, and what it uploads (always its model, "w")."""

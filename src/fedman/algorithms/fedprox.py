@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import sgd
+from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Grad, Local, Scratch, State
 from fedman.algorithms.feddyn import FedDyn
-from fedman.algorithms.hyperparameters import hyperparameter
 from fedman.algorithms.steps import climb, clip_factor, sgd
+from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
     from torch import Tensor

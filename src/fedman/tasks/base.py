@@ -1,0 +1,53 @@
+"""What a task is: a loss and scores for every sample. Training, evaluation, flatness and Flower use the same object."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedman.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What is learnt. A subclass is a frozen set of hyper-parameters.
+
+    `output` is what the model returns for a batch of B samples, `target` their targets `[B, ...]`. Means, shares and
+    masks are not a task's business: it speaks of one sample at a time.
+    """
+
+    title: ClassVar[str]
+    headline: ClassVar[str]  # the score by which runs are compared
+    higher_is_better: ClassVar[bool]
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of every sample, `[B]`."""
+
+    @abstractmethod
+    def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+        """Scores of every sample by name, `[B]` each: what a test set is evaluated by."""
+
+    def mean_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean of `loss` over the batch; override it where one call computes both."""
+        return self.loss(output, target).mean()
+
+    def weight(self, target: Tensor) -> Tensor | None:
+        """`[B]`: how much each sample counts in the means over a test set; None: all the same."""
+        return None
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a test set from the means of "loss" and of the scores over it: by default the scores."""
+        return {name: mean for name, mean in means.items() if name != "loss"}
+
+    def outputs(self, data: Dataset) -> int:
+        """The number of outputs that a model needs for this data; built-in models are made with so many."""
+        return data.classes
+
+    def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
+        """Raise a `UserError` where targets or the model's outputs `[B, ...]` do not fit this task."""
