@@ -49,5 +49,5 @@ class Task(ABC):
         """The number of outputs that a model needs for this data; built-in models are made with so many."""
         return data.classes
 
-    def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
+    def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:  # noqa: B027
         """Raise a `UserError` where targets or the model's outputs `[B, ...]` do not fit this task."""
