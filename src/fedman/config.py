@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -82,7 +82,9 @@ class Config(BaseModel):
     optimizer: str = Field(next(iter(OPTIMIZERS)), description="local optimiser by name, or module:Name")
     keep_optimizer: bool = Field(TRAINING.keep_optimizer, description="clients keep the optimiser's state over rounds")
     lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
-    lr_schedule: LrSchedule = Field(TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine")
+    lr_schedule: LrSchedule = Field(
+        TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine"
+    )
     warmup: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         TRAINING.warmup, description="first rounds, in which the rate rises"
     )
@@ -188,13 +190,13 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
 
 
 def _parts(given: Mapping[str, Any]) -> tuple[tuple[type[Any], ...], list[str]]:
-    """The parts that these keys name, and a line for each that is not there; all of a kind stand in for a missing one."""
+    """The parts that these keys name, and a line for each that is not there; all of its kind stand in for it."""
     parts: list[type[Any]] = []
     mistakes: list[str] = []
     owner: dict[str, str] = {}
-    defaults = {"task": _spec_value(given, "task"), **{kind: next(iter(PARTS[kind])) for kind in PARTS if kind != "task"}}
+    spec = SPECS.get(str(given.get("dataset", KEYS["dataset"].default)))
     for kind, registry in PARTS.items():
-        name = str(given.get(kind) or defaults[kind])
+        name = str(given.get(kind) or getattr(spec, kind, next(iter(registry))))
         try:
             part = registry[name]
         except UserError as error:
@@ -208,12 +210,6 @@ def _parts(given: Mapping[str, Any]) -> tuple[tuple[type[Any], ...], list[str]]:
             elif owner.setdefault(key, kind) != kind:
                 mistakes.append(f"{kind}: {name}'s hyper-parameter {key} is one of the {owner[key]}'s too; rename it")
     return tuple(parts), mistakes
-
-
-def _spec_value(given: Mapping[str, Any], key: str) -> str:
-    """A default that depends on the data set."""
-    spec = SPECS.get(str(given.get("dataset", KEYS["dataset"].default)))
-    return str(getattr(spec, key, "")) or next(iter(PARTS[key]))
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -247,7 +243,9 @@ def _fill_defaults(config: Config) -> Config:
     if spec:
         defaults = {key: getattr(spec, key) for key in ("model", "task", "target", "augment", "partition", "clients")}
     given = config.model_fields_set
-    return config.model_copy(update={k: v for k, v in defaults.items() if k not in given or getattr(config, k) in (None, "")})
+    return config.model_copy(
+        update={k: v for k, v in defaults.items() if k not in given or getattr(config, k) in (None, "")}
+    )
 
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
@@ -259,8 +257,8 @@ def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
         elif key not in own and value is not None:
             kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
             name = getattr(config, kind)
-            hyper = list(hyperparameters(PARTS[kind][name]))
-            yield f"{key}: {name} has no such hyper-parameter ({f'it has {", ".join(hyper)}' if hyper else 'it has none'})"
+            hyper = ", ".join(hyperparameters(PARTS[kind][name]))
+            yield f"{key}: {name} has no such hyper-parameter ({f'it has {hyper}' if hyper else 'it has none'})"
 
 
 def _check_names(config: Config) -> Iterable[str]:

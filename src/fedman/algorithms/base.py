@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Grad = Callable[["Tensor"], "Tensor"]
+PLAIN = Descent(SGD(), {})
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Local:
     steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
     is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
     fused: Fused | None = None
-    descent: Callable[[Tensor, Tensor, Local, Tensor | float], Tensor] = Descent(SGD(), {})  # of `steps.descend`
+    descent: Callable[[Tensor, Tensor, Local, Tensor | float], Tensor] = PLAIN  # what `descend` calls
 
 
 @dataclass(frozen=True)

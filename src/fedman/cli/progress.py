@@ -32,7 +32,9 @@ def format_round(record: RoundRecord) -> str:
     from fedman.runs.records import Headline, figures
 
     name, values = next(iter(figures(record).items()), ("", {}))
-    shown = f"{name + ' ' if name != 'accuracy' else ''}{Headline(name).shown(values['all'])}" if "all" in values else ""
+    shown = (
+        f"{name + ' ' if name != 'accuracy' else ''}{Headline(name).shown(values['all'])}" if "all" in values else ""
+    )
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
     return f"loss {record['loss']:.3f} {shown}{lost}"
 

@@ -51,8 +51,8 @@ class Execution(ABC):
     def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
         """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches `[S, B, ...]`.
 
-        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Where it is not `penalised`, the
-        terms are not evaluated and L = 0.
+        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Unless
+        `penalised`, the terms are not evaluated and L = 0.
         """
 
     def prepare(self, x: Tensor) -> Any:

@@ -39,7 +39,9 @@ def choose(
         problem = _refused(stacked, example)
         if problem is None:
             return stacked
-        warnings.warn(f"clients are trained one after the other, since vmap cannot stack this model: {problem}", stacklevel=2)
+        warnings.warn(
+            f"clients are trained one after the other, since vmap cannot stack this model: {problem}", stacklevel=2
+        )
     return OneByOne(model, task, penalty, precision)
 
 

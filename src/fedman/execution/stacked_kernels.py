@@ -23,7 +23,13 @@ class StackedKernels(Execution):
     """Losses and gradients of all rows in a few launches; MAN's terms are found on the way, whether used or not."""
 
     def __init__(
-        self, model: nn.Module, task: Task, penalty: Penalty, precision: str, shape: tuple[int, ...], device: torch.device
+        self,
+        model: nn.Module,
+        task: Task,
+        penalty: Penalty,
+        precision: str,
+        shape: tuple[int, ...],
+        device: torch.device,
     ) -> None:
         assert isinstance(model, ConvNet)  # `supports` has said so
         super().__init__(model, task, penalty, precision)

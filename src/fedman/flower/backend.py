@@ -19,7 +19,7 @@ from torch import Tensor
 from fedman.algorithms import State
 from fedman.errors import TooFew
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, TERM, ROUND, SERVER, Order
+from fedman.flower.messages import LAST, ROUND, SERVER, TERM, Order
 from fedman.flower.roster import Roster, collect_replies
 from fedman.flower.screen import Expected, Refused, Reply, digest, outliers, screen
 from fedman.flower.server_options import ServerOptions

@@ -27,7 +27,9 @@ def read(path: Path, wanted: SampleKind) -> tuple[np.ndarray, np.ndarray]:
     images, shape = holds_images(x), sample_shape(x)
     if (images, shape) != (wanted.images, wanted.shape):
         kinds = {True: "images of bytes", False: "numbers"}
-        raise UserError(f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[wanted.images]} of {wanted.shape}")
+        raise UserError(
+            f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[wanted.images]} of {wanted.shape}"
+        )
     if y.max() >= wanted.classes:
         raise UserError(f"{path}: has a label {y.max()}; the run's classes are 0 to {wanted.classes - 1}")
     return x, y

@@ -55,7 +55,7 @@ class Result:
     @property
     def accuracy(self) -> float:
         """The test accuracy of `all` in percent; not a number for a task that has none."""
-        return figure(self.summary, "accuracy").get("all", headline(self.summary) if "accuracy" in self.summary else nan)
+        return headline(self.summary) if "accuracy" in self.summary else nan
 
 
 def run(
@@ -301,9 +301,7 @@ def finished_result(config: Config, out: str | Path, resume: bool) -> Result | N
     return Result(ending, folder.read_rounds(), folder.read_models())
 
 
-def rounds_to_target(
-    records: list[RoundRecord], target: float | None, headline: Headline = Headline()
-) -> int | None:
+def rounds_to_target(records: list[RoundRecord], target: float | None, headline: Headline) -> int | None:
     """The first round (counted from 1) in which `all` reaches the target; None if it never does."""
     if target is None:
         return None

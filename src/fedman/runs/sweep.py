@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedman.algorithms import ALGORITHMS
-from fedman.penalties import PENALTIES
 from fedman.config import Config
 from fedman.data import Dataset
 from fedman.errors import Diverged
 from fedman.execution.device import pick_device
+from fedman.penalties import PENALTIES
 from fedman.runs.build import stackable
 from fedman.runs.experiment import run_stacked
 from fedman.runs.folder import RunFolder

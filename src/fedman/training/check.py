@@ -56,7 +56,11 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     memory = {key: torch.full((2, 2), 0.1) for key in algorithm.client}
     scratch = {key: torch.zeros(2, 2) for key in algorithm.scratch}
     w = torch.tensor([[0.5, -0.2], [0.1, 0.4]])
-    inputs = {"w": w, **{f"server[{k!r}]": v for k, v in server.items()}, **{f"client[{k!r}]": v for k, v in memory.items()}}
+    inputs = {
+        "w": w,
+        **{f"server[{k!r}]": v for k, v in server.items()},
+        **{f"client[{k!r}]": v for k, v in memory.items()},
+    }
     before = {key: v.clone() for key, v in inputs.items()}
     stage = "begin"
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -25,7 +25,7 @@ class Evaluator:
         samples: Samples,
         dtype: torch.dtype,
         batch: int | None = None,
-        parts: Sequence[Sequence[int]] | None = None,
+        parts: Sequence[Iterable[int]] | None = None,
     ) -> None:
         self.executor, self.samples, self.dtype, self.parts = executor, samples, dtype, parts
         self.batch = batch or (100 if executor.device.type == "cpu" else 10_000)
@@ -35,8 +35,8 @@ class Evaluator:
         return self.executor.execution.task
 
     def scores(self, w: Tensor, each: bool = False) -> Tensor:
-        """`[n, 2 + K]` on the device for one model `[P]`: see `Execution.scores`; n = 1, their sum over the test set, or
-        `each` sample's."""
+        """`[n, 2 + K]` on the device for one model `[P]`, as `Execution.scores` gives them: the sum over the test set
+        (n = 1), or `each` sample's."""
         if self.executor.graphs is None:
             return self._scores(w, each)
         model, rows = self.executor.model, len(self.samples.y_test) if each else 1
@@ -93,4 +93,8 @@ class Evaluator:
 def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
     """Figures of a score over clients: its mean, the mean of the worst tenth (at least one), its standard deviation."""
     worst = sorted(values, reverse=not higher_is_better)[: max(1, len(values) // 10)]
-    return {"mean": statistics.fmean(values), "worst_tenth": statistics.fmean(worst), "spread": statistics.pstdev(values)}
+    return {
+        "mean": statistics.fmean(values),
+        "worst_tenth": statistics.fmean(worst),
+        "spread": statistics.pstdev(values),
+    }

@@ -70,7 +70,10 @@ class Federation:
     def finish(self, work: LocalWork, result: LocalResult, server: State) -> tuple[State, State]:
         """After the last step: the clients' new memories, and what they upload."""
         memory, upload = self.algorithm.finish(result.w, server, {**work.memory, **result.carried}, work.hp)
-        return {**memory, **{name: v for name, v in result.carried.items() if name in self.memory and name.startswith(STATE)}}, upload
+        return {
+            **memory,
+            **{name: v for name, v in result.carried.items() if name in self.memory and name.startswith(STATE)},
+        }, upload
 
     def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
         """The state before round 0. `clients` replaces the tables of all clients; without `keep_all` the mean of all

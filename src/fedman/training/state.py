@@ -59,7 +59,11 @@ class ClientTables:
     def __init__(self, w: Tensor, clients: int, memory: State) -> None:
         """Before round 0: everyone's last model is the common start w, every memory the row given for it."""
         home = w.device
-        if w.is_cuda and clients * (w.nbytes + sum(v.nbytes for v in memory.values())) > 0.6 * torch.cuda.mem_get_info(w.device)[0]:
+        if (
+            w.is_cuda
+            and clients * (w.nbytes + sum(v.nbytes for v in memory.values()))
+            > 0.6 * torch.cuda.mem_get_info(w.device)[0]
+        ):
             home = torch.device("cpu")
         self.device = w.device
         self.last = _table(w, clients, home)  # x_k, the common start for those never seen

@@ -77,7 +77,9 @@ def measure(
         for run, which, model, selection in prepared:
             samples_on_device = training_samples(model, data[run.config.source], selection, device, request.dtype)
             told = _named(follow, f"{run.config.method if len(runs) == 1 else run.folder.name} {which}")
-            measurer = Measurer(model, run.config.make_task(), samples_on_device, selection.clients, request, told, directions)
+            measurer = Measurer(
+                model, run.config.make_task(), samples_on_device, selection.clients, request, told, directions
+            )
             try:
                 for measurement in measurer.run():
                     flatness_json.add(run.folder, run.about, which, *measurement)
