@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.data import SPECS, is_npz, lookup, partition
+from fedman.data import SPECS, is_path, lookup, partition
 from fedman.errors import UserError, nearest
 from fedman.models import ANY_SHAPE, MAN_VARIANTS, MODELS, man_variant
 from fedman.training.settings import Training
@@ -192,7 +192,7 @@ def _check_names(config: Config) -> Iterable[str]:
     if config.model not in (*MODELS, CUSTOM):
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
     checks = (
-        lambda: config.dataset == CUSTOM or is_npz(config.dataset) or lookup(config.dataset),
+        lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
         lambda: partition.parse(config.partition),
         lambda: _check_man_variant(config),
     )
