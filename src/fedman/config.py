@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.data import SPECS, is_npz, lookup, partition
+from fedman.data import SPECS, is_path, lookup, partition
 from fedman.errors import UserError, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
@@ -266,7 +266,7 @@ def _check_names(config: Config) -> Iterable[str]:
     if config.model not in (*MODELS, CUSTOM) and ":" not in config.model:
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
     checks = (
-        lambda: config.dataset == CUSTOM or is_npz(config.dataset) or lookup(config.dataset),
+        lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
         lambda: partition.parse(config.partition),
         lambda: _check_target(config),
         lambda: _check_optimizer(config),

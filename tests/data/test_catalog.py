@@ -21,7 +21,7 @@ def test_names_need_neither_numpy_nor_anything_heavy() -> None:
         "assert not {'torch', 'PIL', 'matplotlib', 'pydantic', 'typer'} & set(sys.modules); print(*names)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["digits", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist"]
+    assert out.split() == ["digits", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist", "shakespeare"]
 
 
 def test_facts_of_the_paper() -> None:

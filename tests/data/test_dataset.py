@@ -9,6 +9,7 @@ import pytest
 
 from fedman import data
 from fedman.errors import UserError
+from fedman.tasks import Classification
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,78 @@ def test_numbers_of_the_user(dtype: type) -> None:
     own = data.from_arrays(x, np.array([0, 1, 2, 0], np.uint8), x, [1, 1, 1, 4])
     np.testing.assert_array_equal(own.x_test, x.astype(np.float32))
     assert own.classes == 5
+    assert own.x_test.dtype == (np.int64 if dtype is np.int32 else np.float32)
+
+
+@pytest.mark.parametrize(
+    ("y", "stored", "classes"),
+    [
+        (np.array([0, 2, 1, 0], np.uint8), np.int64, 3),
+        ([False, True, False, True], np.int64, 2),
+        ([[0, 1, -1], [5, 1, 1], [0, 0, 0], [-1, -1, -1]], np.int64, 12),
+        ([[0, 1], [1, 1], [0, 0], [1, 0]], np.int64, 2),
+        ([0.5, 1, 2, 3], np.float32, 0),
+        (np.ones((4, 2), np.float64), np.float32, 0),
+    ],
+)
+def test_targets_of_the_user(y: object, stored: type, classes: int) -> None:
+    """Class labels, ids (the vocabulary is that of inputs of the same shape too), truth values, numbers."""
+    x = np.arange(12, dtype=np.int16).reshape(4, 3)
+    own = data.from_arrays(x, y, x, y)
+    np.testing.assert_array_equal(own.y_train, np.asarray(y))
+    assert (own.y_train.dtype, own.classes, own.x_train.dtype) == (stored, classes, np.int64)
+
+
+def test_what_a_task_refuses_is_no_matter_of_the_reader() -> None:
+    x = np.ones((4, 3))
+    for y in (np.ones(4), np.eye(4, dtype=int)):
+        with pytest.raises(UserError, match="classification needs a whole number, the class"):
+            Classification().check(data.from_arrays(x, y, x, y), (4, 10))
+
+
+X, Y = np.ones((4, 3)), np.array([0, 1, 1, 0])
+
+
+def test_clients_of_the_data_itself() -> None:
+    own = data.from_arrays(X, Y, X, Y, parts=[[2, 0], [1]], test_parts=[[3], [1, 0]], client_names=["a", "b"])
+    assert [part.tolist() for part in own.parts] == [[0, 2], [1]]
+    assert [part.tolist() for part in own.test_parts] == [[3], [0, 1]]
+    assert data.natural_clients(own) == 2
+    assert repr(own) == "Dataset('custom', 4 + 4 samples of (3,) of 2 clients)"
+    assert data.natural_clients(data.from_arrays(X, Y, X, Y)) is None
+    assert data.natural_clients("digits") is data.natural_clients("npz:nowhere.npz") is None
+
+
+BAD_PARTS = {
+    "of a number": ({"parts": 3}, "parts: is int; wanted is a list of index arrays"),
+    "none": ({"parts": []}, "parts: has no parts"),
+    "empty": ({"parts": [[0], []]}, "parts: client 1: has no samples"),
+    "out of range": ({"parts": [[0], [4]]}, "client 1: has sample 4; the samples are 0 to 3"),
+    "negative": ({"parts": [[-1], [2]]}, "client 0: has sample -1"),
+    "not whole": ({"parts": [[0.0], [2.0]]}, "client 0: is float64 of shape (1,); indices are whole numbers"),
+    "truth values": ({"parts": [[True, False]]}, "is bool of shape (2,)"),
+    "of two axes": ({"parts": [[[0, 1]], [[2, 3]]]}, "is int64 of shape (1, 2)"),
+    "ragged": ({"parts": [[[0], [1, 2]]]}, "is not an array of indices"),
+    "words": ({"parts": [["a"]]}, "indices are whole numbers"),
+    "a sample twice": ({"parts": [[0, 1, 0]]}, "client 0 has sample 0 twice"),
+    "a sample of two clients": ({"parts": [[0, 1], [2, 1]]}, "clients 0 and 1 both have sample 1"),
+    "of two clients with names": (
+        {"parts": [[0, 1], [2, 1]], "client_names": ["Ann", "Bob"]},
+        "clients Ann and Bob both have sample 1",
+    ),
+    "too few names": ({"parts": [[0, 1], [2]], "client_names": ["Ann"]}, "has 2 parts for 1 client names"),
+    "too few test parts": ({"parts": [[0, 1], [2]], "test_parts": [[0]]}, "test_parts: has 1 parts for 2 clients"),
+    "test samples out of range": ({"test_parts": [[0], [9]]}, "test_parts: client 1: has sample 9"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PARTS)
+def test_bad_parts(case: str) -> None:
+    given, says = BAD_PARTS[case]
+    with pytest.raises(UserError, match=r"^custom: ") as error:
+        data.from_arrays(X, Y, X, Y, **given)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_torch_tensors_go_in() -> None:

@@ -43,6 +43,7 @@ def test_npz_whole_is_split_class_by_class_and_always_the_same(tmp_path: Path) -
 
 FILE = "my.npz"
 X, Y = np.ones((10, 3), np.float32), np.arange(10) % 2
+IDS = np.full((10, 3), 1_000_000)
 SPOILT = np.where(np.arange(30).reshape(10, 3) == 14, np.nan, 1.0)
 
 
@@ -124,9 +125,16 @@ CASES = {
     "not finite": ("x_train has a value that is not finite in float32 (sample 4)", npz(x_train=SPOILT)),
     "beyond float32": ("x_test has a value that is not finite", npz(x_test=X.astype(float) * 1e300)),
     "a label less": ("x_train has 10 samples but y_train has 9 labels", npz(y_train=np.arange(9))),
-    "labels with a point": ("whole numbers", npz(y_train=Y / 1.0)),
-    "labels as truth values": ("whole numbers", npz(y_train=Y > 0)),
-    "labels one-hot": ("whole numbers of shape [n]", npz(y_train=np.eye(10, dtype=int))),
+    "labels of two kinds": ("targets of one kind", npz(y_train=Y / 1.0)),
+    "labels of two shapes": ("targets of one kind", npz(y_train=np.eye(10, dtype=int))),
+    "labels without an axis": ("targets need an axis", npz(y_train=np.int64(1))),
+    "targets not finite": ("y_test has a value that is not finite in float32 (sample 3)", npz(y_test=SPOILT[1:, 2])),
+    "ids below the padding": ("labels -2 to -1; allowed are -1 to", npz(y_train=np.stack([Y - 2, Y - 2], 1))),
+    "ids of the inputs beyond bounds": (
+        "has an id 1000000",
+        npz(x_train=IDS, x_test=IDS, y_train=IDS * 0, y_test=IDS * 0),
+    ),
+    "inputs beyond int64": ("must fit into int64", npz(x_train=np.full((10, 3), 2**63, np.uint64))),
     "labels negative": ("labels -1 to 0", npz(y_train=Y - 1)),
     "labels beyond bounds": ("labels 0 to 10000000000", npz(y_train=Y * 10**10)),
     "labels beyond int64": ("labels 0 to 18446744073709551615", npz(y_train=Y.astype(np.uint64) * (2**64 - 1))),
@@ -142,7 +150,6 @@ CASES = {
     "x and y of two lengths": ("not samples with their labels", save(x=X, y=Y[:9])),
     "x and y too few": ("that a test set needs", save(x=X, y=np.arange(10))),
     "x and y empty": ("that a test set needs", save(x=X[:0], y=Y[:0])),
-    "x and y with a point": ("whole numbers", save(x=X, y=Y / 1.0)),
 }
 
 

@@ -30,16 +30,21 @@ CIFAR100, CIFAR10, TINY = balanced(50_000, 100), balanced(50_000, 10), balanced(
 @pytest.mark.parametrize(
     ("spec", "rule"),
     [
-        ("iid", ("iid", 0.0)),
+        ("iid", ("iid",)),
         ("dir0.3", ("dir", 0.3)),
         ("dir1", ("dir", 1.0)),
         ("dir.5", ("dir", 0.5)),
         ("dir10.", ("dir", 10.0)),
         ("path2", ("path", 2.0)),
+        ("natural", ("natural",)),
+        ("file:a b.json", ("file", 0.0, "a b.json")),
+        ("file:x:y", ("file", 0.0, "x:y")),
+        ("my_package.parts:by_writer", ("module", 0.0, "my_package.parts:by_writer")),
+        ("custom-0123456789ab", ("custom", 0.0, "0123456789ab")),
     ],
 )
-def test_parse(spec: str, rule: tuple[str, float]) -> None:
-    assert partition.parse(spec) == rule
+def test_parse(spec: str, rule: tuple) -> None:
+    assert partition.parse(spec) == partition.Rule(*rule)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def test_parse(spec: str, rule: tuple[str, float]) -> None:
         *("", "IID", "iid ", "iid0.3", "non-iid", "dir", "dir0", "dir0.0", "dir-1", "dir1e3", "dirnan", "dirinf"),
         *("dir0,3", "dir٣", "dir0.3\n", "dirichlet0.3", f"dir{'9' * 400}"),
         *("path", "path0", "path-1", "path1.5", "path two"),
+        *("natural ", "Natural", "file:", "file", "module:", ":function", "a b:c", "a:b c", "custom-", "custom-12"),
     ],
 )
 def test_parse_refuses(spec: str) -> None:

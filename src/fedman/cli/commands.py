@@ -157,7 +157,7 @@ app.command()(flatness)
 def print_listing() -> None:
     """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
     from fedman.config import KEYS, resolve
-    from fedman.data import SPECS
+    from fedman.data import SCHEMES, SPECS
     from fedman.models import MODELS
     from fedman.paper.presets import PRESETS, SWEEPS
 
@@ -167,9 +167,9 @@ def print_listing() -> None:
         typer.echo(f"  {name:14} {algorithm.title:9} {hyper}".rstrip())
     typer.echo("data sets")
     for name, spec in SPECS.items():
-        shape = "x".join(map(str, spec.shape))
-        typer.echo(f"  {name:14} {spec.classes} classes of {shape}, model {spec.model}")
-    typer.echo("  npz:PATH       your own arrays: x_train, y_train, x_test, y_test, or x and y")
+        typer.echo(f"  {name:14} {spec.content}, model {spec.model}")
+    for scheme in SCHEMES.values():
+        typer.echo(f"  {scheme.form:14} {scheme.title}")
     typer.echo(f"models\n  {' '.join(MODELS)}")
     typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
     for name, preset in PRESETS.items():

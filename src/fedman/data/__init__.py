@@ -9,19 +9,41 @@ Importing this package costs nothing (`fedman --help` lists the data sets); nump
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedman.data.catalog import SPECS, Progress, Spec, default_dir, is_npz, lookup
+from fedman.data.catalog import SCHEMES, SPECS, Progress, Scheme, Spec, default_dir, is_path, lookup
 
 if TYPE_CHECKING:
-    from fedman.data.dataset import Dataset, from_arrays, load
+    from fedman.data.client_indices import fingerprint
+    from fedman.data.dataset import Dataset, from_arrays, load, natural_clients
 
-__all__ = ["SPECS", "Dataset", "Progress", "Spec", "default_dir", "from_arrays", "is_npz", "load", "lookup"]
+_LAZY = {
+    "Dataset": "dataset",
+    "fingerprint": "client_indices",
+    "from_arrays": "dataset",
+    "load": "dataset",
+    "natural_clients": "dataset",
+}
+
+__all__ = [
+    "SCHEMES",
+    "SPECS",
+    "Dataset",
+    "Progress",
+    "Scheme",
+    "Spec",
+    "default_dir",
+    "fingerprint",
+    "from_arrays",
+    "is_path",
+    "load",
+    "lookup",
+    "natural_clients",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Dataset", "from_arrays", "load"):
-        from fedman.data import dataset
-
-        return getattr(dataset, name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"fedman.data.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

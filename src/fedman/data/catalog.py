@@ -13,6 +13,9 @@ from fedman.errors import UserError, did_you_mean
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total); total is 0 where it is not known."""
 
+PADDING = -1
+"""The target of a position that does not count."""
+
 IidOrder = Literal["shuffled", "stored", "balanced"]
 """The order of samples of which iid clients are consecutive blocks: random; as stored; or the first sample of every
 class, then the second of every class, and so on."""
@@ -20,9 +23,10 @@ class, then the second of every class, and so on."""
 
 @dataclass(frozen=True)
 class Spec:
-    """One data set: its facts, the model and target that go with it, and its official files.
+    """One data set: its facts, the model, task, clients and target that go with it, and its official files.
 
-    `mean` and `std` are per channel, of pixels scaled to [0, 1]. `iid` differs between data sets as in the paper's
+    `shape` is that of one sample as a model sees it. `mean` and `std` are per channel, of pixels scaled to [0, 1]; ids
+    have none. `classes` of a text are its different characters. `iid` differs between data sets as in the paper's
     code. `first_labels` tell apart data sets whose files have the same names and sizes. `files` maps what
     `fedman data get` fetches to MD5 sums, `also` other official archives that are read as well; `url` is the address of
     the folder they lie in and `folder` the place below data_dir where they are put.
@@ -32,12 +36,15 @@ class Spec:
     title: str
     reader: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     test: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     model: str
+    task: str = "classification"
+    partition: str = "dir0.3"
+    clients: int = 100
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
     augment: bool = False
     iid: IidOrder = "shuffled"
     target: float | None = None
@@ -46,6 +53,13 @@ class Spec:
     folder: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> str:
+        """What is in it, in a few words."""
+        if len(self.shape) == 1:
+            return f"windows of {self.shape[0]} characters, {self.classes} different ones, {self.clients} clients"
+        return f"{self.classes} classes of {'x'.join(map(str, self.shape))}"
 
 
 _DIGITS = Spec(
@@ -143,22 +157,65 @@ _FASHION_MNIST = replace(
     },
 )
 
+_SHAKESPEARE = Spec(
+    name="shakespeare",
+    title="next character in Shakespeare's plays, by speaker, part of the package",
+    reader="shakespeare",
+    classes=65,
+    shape=(80,),
+    train=9_123,
+    test=2_344,
+    model="lstm",
+    task="language-model",
+    partition="natural",
+    clients=99,
+)
+
 SPECS: dict[str, Spec] = {
-    spec.name: spec for spec in (_DIGITS, _CIFAR10, _CIFAR100, _TINY_IMAGENET, _MNIST, _FASHION_MNIST)
+    spec.name: spec for spec in (_DIGITS, _CIFAR10, _CIFAR100, _TINY_IMAGENET, _MNIST, _FASHION_MNIST, _SHAKESPEARE)
 }
 
 
-def is_npz(name: str) -> bool:
-    """Whether `name` means a user's own file: `npz:PATH`, or just a path that ends in .npz."""
-    return name.startswith("npz:") or name.endswith(".npz")
+@dataclass(frozen=True)
+class Scheme:
+    """A form of users' own files, `SCHEME:PATH`. `natural`: the files say which samples belong to which client."""
+
+    form: str
+    title: str
+    reader: str
+    natural: bool = False
+
+
+SCHEMES: dict[str, Scheme] = {
+    "npz": Scheme("npz:PATH", "your own arrays: x_train, y_train, x_test, y_test, or x and y", "npz"),
+    "leaf": Scheme("leaf:PATH", "LEAF's JSON: a folder with train/ and test/, or one file", "leaf", natural=True),
+    "images": Scheme("images:DIR", "pictures: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png", "image_folder"),
+}
+
+
+def own_files(name: str) -> tuple[str, Path] | None:
+    """Scheme and path if `name` means a user's own files, as `npz:PATH` (or just a path that ends in .npz).
+
+    >>> own_files("leaf:/data/femnist")
+    ('leaf', PosixPath('/data/femnist'))
+    """
+    scheme, colon, path = name.partition(":")
+    if colon and scheme in SCHEMES:
+        return scheme, Path(path).expanduser()
+    return ("npz", Path(name).expanduser()) if name.endswith(".npz") else None
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` means a user's own files."""
+    return own_files(name) is not None
 
 
 def lookup(name: str) -> Spec:
     """The facts of a named data set; a name that is not known is an error that suggests the nearest."""
     if name in SPECS:
         return SPECS[name]
-    hint = did_you_mean(name, SPECS) or ";"
-    raise UserError(f"dataset: {name!r} is not known{hint} allowed are {', '.join(SPECS)}, npz:PATH")
+    hint, forms = did_you_mean(name, SPECS) or ";", [scheme.form for scheme in SCHEMES.values()]
+    raise UserError(f"dataset: {name!r} is not known{hint} allowed are {', '.join([*SPECS, *forms])}")
 
 
 def default_dir() -> Path:

@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from fedman.data.catalog import Progress, Spec, default_dir, is_npz, lookup
+from fedman.data.catalog import Progress, Spec, default_dir, is_path, lookup
 from fedman.errors import UserError
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -29,7 +29,7 @@ def get(
 
     `url` is another address: of one official archive, or, ending in "/", of a folder with the official files.
     """
-    if is_npz(name):
+    if is_path(name):
         raise UserError(f"dataset: {name} is a file of your own; there is nothing to download")
     spec = lookup(name)
     if not spec.files:

@@ -1,45 +1,173 @@
-"""The partition of training samples over clients: `dirX` (Dirichlet), `iid`, `pathC` (C classes per client).
+"""The partition of training samples over clients: a rule, the data's own clients, a file, or a user's own function.
 
-Every rule is a pure function of its arguments and assigns each sample to at most one client. With sigma = 0
-clients have ⌊n/N⌋ samples; with sigma > 0 sizes are log-normal and all samples are used.
+Rules are `dirX` (Dirichlet), `iid` and `pathC` (C classes per client): pure functions of their arguments that assign
+each sample to at most one client. With sigma = 0 clients have ⌊n/N⌋ samples; with sigma > 0 sizes are log-normal and
+all samples are used.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedman.data.catalog import IidOrder
-from fedman.data.dataset import Dataset
+from fedman.data import files, npz
+from fedman.data.catalog import PADDING, IidOrder
+from fedman.data.client_indices import check_parts, parts_of
+from fedman.data.dataset import Dataset, natural_clients
 from fedman.errors import UserError
+from fedman.parts import find
 
 STREAM = 14  # separates these draws from other uses of the same seed
+MAX_BYTES = 1 << 30  # of a file that holds a partition
 _RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
+_GIVEN = re.compile(r"(natural)|(file):(.+)|(custom)-([0-9a-f]{12})|()((?:\w+\.)*\w+:\w[\w.]*)")
+RULES = ("iid", "dir", "path")  # kinds that split labels
+_FORMATS = (".npy", ".npz", ".json")
+
+Partition = str | Sequence[Any] | np.ndarray | Callable[[np.ndarray, int, int], Any]
+"""A rule or a source by name; index arrays, one for each client; a client number for each sample; or a function
+(labels, clients, seed) that returns one of these."""
 
 
-def parse(spec: str) -> tuple[str, float]:
-    """A rule's kind and number: δ of "dir", classes per client of "path", 0 for "iid".
+class Rule(NamedTuple):
+    """A partition's kind: "iid", "dir" (`number` is δ), "path" (classes per client), "natural", "file" and "module"
+    (`source` is where it is), "custom" (given in Python, `source` is its fingerprint)."""
+
+    kind: str
+    number: float = 0.0
+    source: str = ""
+
+
+def parse(spec: str) -> Rule:
+    """What a partition's name means.
 
     >>> parse("dir0.3")
-    ('dir', 0.3)
+    Rule(kind='dir', number=0.3, source='')
     """
+    if match := _GIVEN.fullmatch(spec):
+        kind, *source = (group for group in match.groups() if group is not None)
+        return Rule(kind or "module", source="".join(source))
     match = _RULE.fullmatch(spec)
     kind, *number = filter(None, match.groups()) if match else ("",)
     value = float(number[0]) if number else 0.0
     if kind != "iid" and not 0 < value <= 1e6:
         raise UserError(
-            f"partition: {spec!r} is not allowed; allowed are iid, dirX (Dirichlet, 0 < X <= 1e6: dir0.3) "
-            "and pathC (C >= 1 classes per client: path2)"
+            f"partition: {spec[:60]!r} is not allowed; allowed are iid, dirX (Dirichlet, 0 < X <= 1e6: dir0.3), "
+            "pathC (C >= 1 classes per client: path2), natural (the data's own clients), file:PATH "
+            f"({', '.join(_FORMATS)}) and module:function"
         )
-    return kind, value
+    return Rule(kind, value)
 
 
-def clients_of(data: Dataset, partition: str, clients: int, *, seed: int = 0, sigma: float = 0.0) -> list[np.ndarray]:
-    """The indices of each client's training samples: `split` for a data set."""
-    return split(data.y_train, partition, clients, classes=data.classes, seed=seed, sigma=sigma, iid=data.iid)
+def clients_of(
+    data: Dataset, partition: Partition, clients: int | None = None, *, seed: int = 0, sigma: float = 0.0
+) -> list[np.ndarray]:
+    """The indices of each client's training samples, int64, ascending.
+
+    `clients`: how many there must be; rules and functions need it. `sigma` is the σ of log-normal sizes of a rule.
+    """
+    rule = parse(partition) if isinstance(partition, str) else Rule("custom")
+    if rule.kind in RULES:
+        if clients is None:
+            raise UserError(f"clients: partition {partition} needs their number")
+        return split(data.y_train, str(partition), clients, classes=data.classes, seed=seed, sigma=sigma, iid=data.iid)
+    where = f"partition {partition}" if isinstance(partition, str) else "partition"
+    if sigma:
+        raise UserError(f"unbalanced: {sigma} is not possible with {where}, which decides the clients' sizes itself")
+    if rule.kind == "natural":
+        if data.parts is None:
+            raise UserError(f"partition: natural is not possible, {data.name} has no clients of its own")
+        return _checked(where, data.parts, data, clients)
+    if rule.kind == "file":
+        return _checked(where, _read(Path(rule.source).expanduser()), data, clients)
+    if rule.kind == "module":
+        partition = find("partition", rule.source)
+        if not callable(partition):
+            raise UserError(f"{where}: is {type(partition).__name__}, not a function of labels, clients and seed")
+    if isinstance(partition, str):
+        raise UserError(f"{where}: was given in Python, as a list or a function; give it again")
+    if callable(partition):
+        partition = _call(where, partition, data.y_train, clients, seed)
+    return _checked(where, partition, data, clients)
+
+
+def _call(where: str, function: Callable[..., Any], labels: np.ndarray, clients: int | None, seed: int) -> Any:
+    """What a user's function returns; it cannot write to the labels."""
+    if clients is None:
+        raise UserError(f"clients: {where} needs their number")
+    labels = labels.view()
+    labels.flags.writeable = False
+    try:
+        return function(labels, clients, seed)
+    except UserError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        why = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise UserError(f"{where}: the function raised {why}") from error
+
+
+def _checked(where: str, given: Any, data: Dataset, clients: int | None) -> list[np.ndarray]:
+    """Parts from index arrays, or from the client number of each sample."""
+    samples = len(data.y_train)
+    if (owners := _owners(where, given)) is not None:
+        return parts_of(where, owners, samples, clients)
+    return check_parts(where, given, samples, clients, data.client_names if given is data.parts else None)
+
+
+def _owners(where: str, given: Any) -> np.ndarray | None:
+    """The client number of each sample, if that is what was given, as an array or a list."""
+    listed = isinstance(given, list | tuple) and given and not hasattr(given[0], "__len__")
+    if not listed and not hasattr(given, "dtype"):
+        return None
+    try:
+        owners = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{where}: is not an array of numbers ({str(error).splitlines()[0][:80]})") from error
+    if owners.ndim == 2:
+        return None
+    if owners.ndim != 1 or owners.size == 0 or owners.dtype.kind not in "iu":
+        raise UserError(
+            f"{where}: is {owners.dtype} of shape {owners.shape}; wanted are a client number for each sample, whole "
+            "numbers of shape [n], or a list of index arrays"
+        )
+    return owners
+
+
+def given_clients(partition: Partition, source: str | Dataset) -> int | None:
+    """The number of clients where the partition itself says it: the data's own, or those of a file or a list."""
+    rule = parse(partition) if isinstance(partition, str) else Rule("custom")
+    if rule.kind == "natural":
+        return natural_clients(source)
+    given = _read(Path(rule.source).expanduser()) if rule.kind == "file" else partition
+    if isinstance(given, str) or not hasattr(given, "__len__"):
+        return None
+    owners = _owners(f"partition {rule.source}".rstrip(), given)
+    return len(given) if owners is None else int(owners.max()) + 1
+
+
+def _read(path: Path) -> Any:
+    """What a file holds: .npy or .npz (an array `clients`) with a client number for each sample; .json with the same,
+    or with lists of indices."""
+    try:
+        if path.suffix == ".json":
+            return json.loads(files.read_plain(path, MAX_BYTES))
+        if path.suffix == ".npz":
+            return npz.read_arrays(path, ("clients",))[1][0]
+        if path.suffix == ".npy":
+            files.check_regular(path)
+            return np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise UserError(f"partition: {path} cannot be read ({error.strerror or error})") from error
+    except (*npz.BAD_HEADER, OverflowError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise UserError(f"partition: {path} is not a whole {path.suffix} file ({why})") from error
+    raise UserError(f"partition: {path} must end in {', '.join(_FORMATS)}")
 
 
 def split(
@@ -56,7 +184,14 @@ def split(
 
     `sigma` is the σ of log-normal client sizes (0: all equal); `iid` the order that the partition `iid` cuts.
     """
-    kind, value = parse(spec)
+    kind, value, _ = parse(spec)
+    if kind not in RULES:
+        raise UserError(f"partition: {spec} is no rule that splits labels")
+    if kind != "iid" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise UserError(
+            f"partition: {spec} needs class labels, but targets are {labels.dtype} of shape {labels.shape}; "
+            "possible are iid, natural, file:PATH and module:function"
+        )
     if not 1 <= clients <= len(labels):
         raise UserError(f"clients: {clients} is not allowed; each needs a sample, so 1 to {len(labels)} are possible")
     if not 0 <= sigma <= 10:
@@ -197,21 +332,23 @@ def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
 
 
 def table(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """Samples of each class at each client, int64 [clients, classes]."""
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    """Samples of each class at each client, int64 [clients, classes]; of targets that are ids, positions of each id."""
+    if labels.dtype.kind == "f":
+        raise UserError(f"partition: targets are {labels.dtype}, so there are no classes to count")
+    each = (labels[part].ravel() for part in parts)
+    return np.stack([np.bincount(mine[mine != PADDING], minlength=classes) for mine in each])
 
 
 def heterogeneity(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> dict[str, float]:
     """How far clients are from iid, and their sizes: means over clients of the number of classes present and of the
-    labels' perplexity exp(−Σ p ln p), the number of classes of a uniform distribution with the same entropy."""
+    labels' perplexity exp(−Σ p ln p), the number of classes of a uniform distribution with the same entropy. Targets
+    that are not whole numbers have only sizes."""
+    sizes = [len(part) for part in parts]
+    facts: dict[str, float] = {"clients": len(parts), "smallest": min(sizes), "largest": max(sizes)}
+    if labels.dtype.kind == "f":
+        return facts
     counts = table(labels, parts, classes)
-    sizes = counts.sum(1)
-    p = counts / sizes[:, None]
+    p = counts / counts.sum(1, keepdims=True)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(1)
-    return {
-        "clients": len(counts),
-        "classes": float((counts > 0).sum(1).mean()),
-        "perplexity": float(np.exp(entropy).mean()),
-        "smallest": int(sizes.min()),
-        "largest": int(sizes.max()),
-    }
+    classes_each = {"classes": float((counts > 0).sum(1).mean()), "perplexity": float(np.exp(entropy).mean())}
+    return {"clients": len(parts), **classes_each, **facts}

@@ -27,7 +27,13 @@ def draw(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Pa
     figure = Figure(figsize=(np.clip(2 + clients * 0.22, 6, 12), np.clip(2 + classes * 0.22, 4, 9)))
     figure.set_layout_engine("constrained")
     top, main = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1, 5]})
-    top.bar(np.arange(clients), counts.sum(1), width=0.8 if clients <= 50 else 1.0, color="#2f6f9f", alpha=0.55)
+    top.bar(
+        np.arange(clients),
+        [len(part) for part in parts],
+        width=0.8 if clients <= 50 else 1.0,
+        color="#2f6f9f",
+        alpha=0.55,
+    )
     top.set_ylabel("samples")
     top.set_title(
         f"{clients} clients, {facts['classes']:.1f} classes each on average "

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedman.config import CUSTOM, Config
-from fedman.data import is_npz, load
+from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
 from fedman.execution.device import matmul_precision, pick_device
@@ -85,7 +85,7 @@ def serve(
 def _settings(config: Config, service: ServerOptions) -> str:
     """The configuration as clients are told it. A file on this machine is none of their business."""
     flat = decisive(config.flat())
-    if service.sizes is not None or is_npz(config.dataset):
+    if service.sizes is not None or is_path(config.dataset):
         flat["dataset"] = CUSTOM
     return json.dumps(flat, sort_keys=True)
 

@@ -18,7 +18,7 @@ from flwr.simulation import run_simulation
 from flwr.supercore.logger import update_console_handler
 
 from fedman.config import Config
-from fedman.data import is_npz
+from fedman.data.catalog import own_files
 from fedman.errors import Interrupted, UserError
 from fedman.flower import client
 from fedman.flower.server import serve
@@ -81,8 +81,8 @@ def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
     variables = {"FEDMAN_MEMORY": str(memory), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     if config.data_dir:
         variables["FEDMAN_DATA"] = str(Path(config.data_dir).expanduser().absolute())
-    if is_npz(config.dataset):
-        variables[SHARED] = f"npz:{Path(config.dataset.removeprefix('npz:')).expanduser().absolute()}"
+    if own := own_files(config.dataset):
+        variables[SHARED] = f"{own[0]}:{own[1].absolute()}"
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     # Ray starts its dashboard's process even with include_dashboard=False, and that process asks cloud providers'
     # servers which cloud it runs in. At an address that is not this machine's (RFC 5737) it cannot start, and Ray

@@ -13,7 +13,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedman.config import CUSTOM, Config, resolve
-from fedman.data import Dataset, is_npz, load
+from fedman.data import Dataset, is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision, one_thread_each, pick_device
@@ -97,7 +97,7 @@ def _own(path: str, wanted: SampleKind) -> Dataset:
 def _public(config: Config, wanted: SampleKind, data_dir: str) -> Dataset:
     """The run's data set as it lies on this machine; the server cannot name a file here."""
     name = os.environ.get(SHARED, config.dataset)
-    if SHARED not in os.environ and (name == CUSTOM or is_npz(name)):
+    if SHARED not in os.environ and (name == CUSTOM or is_path(name)):
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
     if (data.shape, data.classes, holds_images(data.x_train)) != (wanted.shape, wanted.classes, wanted.images):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedman.data.catalog import PADDING
 from fedman.errors import UserError
 from fedman.tasks.base import Task
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedman.data.dataset import Dataset
-
-PADDING = -1
-"""The target of a position that does not count."""
 
 
 @dataclass(frozen=True)

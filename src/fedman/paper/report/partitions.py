@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-from fedman.data import SPECS, is_npz, load, partition
+from fedman.data import SPECS, is_path, load, partition
 from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import Comparison
@@ -23,7 +23,7 @@ def pictures(data: Comparison) -> list[Picture]:
     found = []
     for name in data.partitions:
         config = axes(data.of(name)[0].series.runs[0])
-        known = _labels(config)
+        known = _labels(config) if partition.parse(name).kind in partition.RULES else None
         if known is not None:
             labels, classes = known
             seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
@@ -42,13 +42,13 @@ def _labels(config: Axes) -> tuple[np.ndarray, int] | None:
         if config["partition"] == "iid" and spec.iid == "stored":
             return None  # depends on the order of the labels in the files
         return np.repeat(np.arange(spec.classes), spec.train // spec.classes), spec.classes
-    if name != "digits" and not is_npz(name):
+    if name != "digits" and not is_path(name):
         return None
     try:
         data = load(name)
     except UserError:
         return None  # a user's file that is no longer there
-    return data.y_train, data.classes
+    return (data.y_train, data.classes) if data.y_train.ndim == 1 and data.classes else None
 
 
 def _heat_map(dataset: str, name: str, counts: np.ndarray, most: int) -> Picture:
