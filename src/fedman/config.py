@@ -29,10 +29,10 @@ MAX_BYTES = 1 << 20  # of a configuration file
 MAX_MISTAKES = 40  # in one message
 TRAINING = Training()  # the defaults
 PARTS: dict[str, Registry[Any]] = {
-    "algorithm": ALGORITHMS,
-    "optimizer": OPTIMIZERS,
-    "penalty": PENALTIES,
     "task": TASKS,
+    "penalty": PENALTIES,
+    "optimizer": OPTIMIZERS,
+    "algorithm": ALGORITHMS,
 }
 """The keys whose values are parts, which bring keys of their own: their hyper-parameters."""
 
@@ -174,12 +174,14 @@ class Preset:
 def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
     given = {**(preset.keys if preset else {}), **values}
-    parts, mistakes = _parts(given)
+    parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes += [*_unknown_keys(given, config), *wrong]
+    mistakes = [*_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
-    mistakes += _check_names(config)
+    mistakes += [*missing, *_check_names(config)]
+    if preset and values.get("dataset") not in (None, own := preset.keys.get("dataset"), "") and own:
+        mistakes.append(f"dataset: {config.dataset!r} is not that of the preset, {own}; leave one of them out")
     if len(mistakes) == 1:
         raise UserError(mistakes[0])
     if mistakes:
