@@ -9,14 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedman.algorithms import ALGORITHMS
+from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.errors import Diverged
 from fedman.execution.choice import choose
 from fedman.execution.executor import Executor
 from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
+from fedman.optimizers import SGD
+from fedman.penalties import MAN
 from fedman.runs.build import build, relative_sizes
+from fedman.tasks import Classification
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.batches import Samples
 from fedman.training.evaluate import Evaluator
@@ -31,6 +34,7 @@ COHORTS = [[0, 2, 5], [1, 2, 3, 4], [0, 1, 5], [2, 4]]
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
 """A run of the embedded digits that takes no time, as keys of a configuration."""
 
+TASK, PENALTY = Classification(), MAN()
 TRAINING = Training(zeta=0.7, lr=0.3, lr_decay=0.9, weight_decay=0.01, clip=0.5, epochs=2, batch_size=6, seed=3)
 
 
@@ -66,26 +70,29 @@ class Simulation:
         return outcome
 
     def evaluate(self, w, batch=None) -> tuple[float, float]:
+        """The headline and the mean loss of a model on the test set."""
         evaluator = Evaluator(self.backend.executor, self.federation.samples, self.federation.dtype, batch)
-        return evaluator.grade(evaluator.scores(w).tolist())
+        figures, loss = evaluator.grade(evaluator.scores(w).tolist())
+        return figures[evaluator.task.headline], loss
 
 
 def simulation(
     name="fedavg", hyper=None, *, training=TRAINING, chunk=None, model=None, data=None, execution=None, longest=None,
-    graphs=None, precision="fp64", device="cpu", **layers,
+    graphs=None, precision="fp64", device="cpu", task=TASK, penalty=PENALTY, optimizer=SGD(),
 ) -> Simulation:  # fmt: skip
     model, data, device = model or network(), data or samples(), torch.device(device)
     size = len(flatten(model))
     chunk = chunk or default_chunk(size, device)
-    shape = data.shape if data.images else ()
-    made = execution(model, precision=precision, **layers) if execution else choose(
-        model, shape, device, precision, chunk, **layers
-    )  # fmt: skip
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    shape, example = data.shape if data.images else (), (data.inputs(data.x[:2], dtype), data.y[:2])
+    parts = model, task, penalty, precision
+    made = execution(*parts) if execution else choose(*parts, device, chunk, example, shape)
     federation = Federation(
-        algorithm=ALGORITHMS[name](**(hyper or {})),
+        algorithm=name if isinstance(name, Algorithm) else ALGORITHMS[name](**(hyper or {})),
+        optimizer=optimizer,
         samples=data,
         training=training,
-        initial=flatten(model).to(device, torch.float64 if precision == "fp64" else torch.float32),
+        initial=flatten(model).to(device, dtype),
         is_weight=made.parameters.is_weight().to(device),
         relative_size=relative_sizes(data.sizes(range(len(data.parts)))),
         ids=range(len(data.parts)),

@@ -9,10 +9,11 @@ PACKAGE = Path(__file__).parent.parent / "src" / "fedman"
 LAYERS = (
     ("errors",),
     ("parts",),
+    ("optimizers",),
     ("algorithms", "models"),
     ("kernels",),
     ("penalties", "data"),
-    ("tasks", "optimizers"),
+    ("tasks",),
     ("execution",),
     ("flatness", "training"),
     ("backends",),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 import pytest
 
 import fedman
-from fedman.algorithms import ALGORITHMS, Algorithm, hyperparameter
-from fedman.config import KEYS, Config, Preset, config_class, parse_value, read_toml, resolve
+from fedman.algorithms import ALGORITHMS, hyperparameter, hyperparameters
+from fedman.algorithms.fedavg import FedAvg
+from fedman.config import KEYS, PARTS, Config, Preset, config_class, parse_value, read_toml, registered, resolve
 from fedman.errors import UserError
 from fedman.runs.atomic import write_toml
 from fedman.training.settings import Training
@@ -119,21 +120,21 @@ def test_bad_hyperparameters(algorithm, key, value):
     assert mistake.startswith(f"{key}: should be ")
 
 
-def test_a_new_algorithm_brings_its_own_hyperparameters(monkeypatch):
-    @dataclass(frozen=True)
-    class Mine(Algorithm):
-        title = "Mine"
-        beta: float = hyperparameter(0.9, "β, momentum", maximum=1.0)
-        shift: float = hyperparameter(0.0, "any number", minimum=float("-inf"))
-        steps: int = 3
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    title = "Mine"
+    beta: float = hyperparameter(0.9, "β, momentum", maximum=1.0)
+    shift: float = hyperparameter(0.0, "any number", minimum=float("-inf"))
+    repeats: int = 3
 
-    monkeypatch.setitem(ALGORITHMS, "mine", Mine)
-    given = {"algorithm": "mine", "beta": "0.5", "shift": "-2", "steps": "4"}
-    assert resolve(given).hyper == {"beta": 0.5, "shift": -2.0, "steps": 4}
-    assert resolve(given).flat() == {**SHARED, **given, "beta": 0.5, "shift": -2.0, "steps": 4}
+
+def test_an_algorithm_from_outside_brings_its_own_hyperparameters():
+    given = {"algorithm": "tests.test_config:Mine", "beta": "0.5", "shift": "-2", "repeats": "4"}
+    assert resolve(given).hyper == {"beta": 0.5, "shift": -2.0, "repeats": 4}
+    assert resolve(given).flat() == {**SHARED, **given, "beta": 0.5, "shift": -2.0, "repeats": 4}
     assert mistakes({**given, "beta": 2}) == ["beta: should be less than or equal to 1, not 2"]
-    assert mistakes({**given, "beta": 2, "steps": 0.5, "bta": 1})[0] == "3 mistakes"
-    assert mistakes({"beta": 0.5}) == ["beta: fedavg has no such hyper-parameter (it has none)"]
+    assert mistakes({**given, "beta": 2, "repeats": 0.5, "bta": 1})[0] == "3 mistakes"
+    assert mistakes({"beta": 0.5}) == ["beta: no such key"]
 
 
 def test_defaults_of_training_are_those_of_the_configuration():
@@ -143,10 +144,13 @@ def test_defaults_of_training_are_those_of_the_configuration():
 
 def test_keys_are_those_of_every_run():
     assert set(KEYS) == set(Config.model_fields)
-    hyper = set(config_class(tuple(ALGORITHMS.values())).model_fields) - set(KEYS)
-    assert hyper == {key for keys in HYPER.values() for key in keys}
-    assert parse_value("zeta", "0.150", []) == 0.15
-    assert parse_value("stale_ascent", "false", ALGORITHMS.values()) is False
+    hyper = set(config_class(registered()).model_fields) - set(KEYS)
+    parts = {
+        key for kind in PARTS if kind != "algorithm" for part in PARTS[kind].values() for key in hyperparameters(part)
+    }
+    assert hyper - parts == {key for keys in HYPER.values() for key in keys}
+    assert parse_value("zeta", "0.150") == 0.15
+    assert parse_value("stale_ascent", "false") is False
 
 
 def test_configurations_import_neither_torch_nor_the_paper():
@@ -160,8 +164,8 @@ def test_python_calls_take_hyperparameters_and_do_not_override_a_preset():
     result = fedman.run(algorithm="feddc", alpha=0.1, **small)
     assert result.summary["config"]["alpha"] == 0.1
     assert result.summary["config"]["dataset"] == "digits"
-    given = fedman.run(preset="cifar100-iid", dataset="digits", **small).summary["config"]
-    assert (given["dataset"], given["partition"], given["zeta"]) == ("digits", "iid", 0.15)
+    with pytest.raises(UserError, match="dataset: 'digits' is not that of the preset, cifar100; leave one of them out"):
+        fedman.run(preset="cifar100-iid", dataset="digits", **small)
     assert fedman.run(preset="digits", **small).summary["config"]["batch_size"] == 10
     with pytest.raises(UserError, match="cifar100"):
         fedman.run(preset="cifar100-iid", data_dir="nowhere", **small)

@@ -10,28 +10,48 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, partition
 from fedman.errors import UserError, nearest
-from fedman.models import ANY_SHAPE, MAN_VARIANTS, MODELS, man_variant
-from fedman.training.settings import Training
+from fedman.models import ANY_SHAPE, MODELS
+from fedman.optimizers import OPTIMIZERS, LocalOptimizer
+from fedman.parts import Hyper, Registry, hints, hyperparameters
+from fedman.penalties import PENALTIES, Penalty
+from fedman.tasks import TASKS, Task
+from fedman.training.settings import LrSchedule, Training
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_MISTAKES = 40  # in one message
-VARIANTS = ", ".join(f"{name} (model {v.model})" if v.model else name for name, v in MAN_VARIANTS.items())
 TRAINING = Training()  # the defaults
+PARTS: dict[str, Registry[Any]] = {
+    "task": TASKS,
+    "penalty": PENALTIES,
+    "optimizer": OPTIMIZERS,
+    "algorithm": ALGORITHMS,
+}
+"""The keys whose values are parts, which bring keys of their own: their hyper-parameters."""
+
+UNSAID = {
+    "optimizer": next(iter(OPTIMIZERS)),
+    "penalty": next(iter(PENALTIES)),
+    "task": next(iter(TASKS)),
+    "lr_schedule": TRAINING.lr_schedule,
+    "warmup": TRAINING.warmup,
+    "keep_optimizer": TRAINING.keep_optimizer,
+    **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
+}
+"""Values that a stored configuration leaves out: those of keys that older ones do not have."""
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1000)]  # a round's batches are drawn at once
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Hyper = Mapping[str, bool | int | float]
 
 
 class Config(BaseModel):
@@ -50,16 +70,24 @@ class Config(BaseModel):
     cohort: Literal["bernoulli", "fixed"] = Field("bernoulli", description="cohorts of random or of fixed size")
     schedule_seed: Seed = Field(0, description="seed of the cohorts, apart from the run's")
 
-    model: str = Field("", description="model by name [by data set]")
-    algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name")
-    zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the MAN term; 0 = plain algorithm")
-    man_logits: bool = Field(True, description="count the logits among MAN's layers (the paper's formula)")
-    man_variant: str = Field("formula", description=f"form of the MAN term: {VARIANTS}")
+    model: str = Field("", description="model by name, or module:builder [by data set]")
+    algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name, or module:Name")
+    task: str = Field("", description="what is learnt, by name or module:Name [by data set]")
+    penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
+    zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
 
     rounds: Count = Field(500, description="T, number of rounds")
     epochs: Epochs = Field(TRAINING.epochs, description="E, local epochs a round")
     batch_size: Count = Field(TRAINING.batch_size, description="B, samples a local step")
+    optimizer: str = Field(next(iter(OPTIMIZERS)), description="local optimiser by name, or module:Name")
+    keep_optimizer: bool = Field(TRAINING.keep_optimizer, description="clients keep the optimiser's state over rounds")
     lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
+    lr_schedule: LrSchedule = Field(
+        TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine"
+    )
+    warmup: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
+        TRAINING.warmup, description="first rounds, in which the rate rises"
+    )
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         TRAINING.lr_decay, description="factor on the rate every round"
     )
@@ -69,9 +97,7 @@ class Config(BaseModel):
     )
     seed: Seed = Field(TRAINING.seed, description="initial weights, batch order, augmentation")
 
-    target: Annotated[float, Field(gt=0, le=100)] | None = Field(
-        None, description="accuracy in percent for rounds-to-target [by data set]"
-    )
+    target: Positive | None = Field(None, description="headline (accuracy in percent) to reach [by data set]")
     eval_every: Count = Field(1, description="rounds between evaluations of `all`")
     eval_others_every: Count = Field(10, description="rounds between evaluations of `sel` and `cloud`")
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field(
@@ -89,16 +115,31 @@ class Config(BaseModel):
     @property
     def method(self) -> str:
         """As the paper names it: FedDC, FedDC+MAN."""
-        return ALGORITHMS[self.algorithm].title + ("+MAN" if self.zeta > 0 else "")
+        return ALGORITHMS[self.algorithm].title + (f"+{PENALTIES[self.penalty].title}" if self.zeta > 0 else "")
 
     @property
     def hyper(self) -> Hyper:
         """The hyper-parameters of the algorithm."""
-        return {key: getattr(self, key) for key in type(self).model_fields if key not in KEYS}
+        return self._hyper("algorithm")
+
+    def make_algorithm(self) -> Algorithm:
+        return ALGORITHMS[self.algorithm](**self._hyper("algorithm"))
+
+    def make_optimizer(self) -> LocalOptimizer:
+        return OPTIMIZERS[self.optimizer](**self._hyper("optimizer"))
+
+    def make_penalty(self) -> Penalty:
+        return PENALTIES[self.penalty](**self._hyper("penalty"))
+
+    def make_task(self) -> Task:
+        return TASKS[self.task](**self._hyper("task"))
+
+    def _hyper(self, kind: str) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in hyperparameters(PARTS[kind][getattr(self, kind)])}
 
     def flat(self) -> dict[str, bool | int | float | str]:
         """The keys that have a value, for `config.toml` and `summary.json`."""
-        return self.model_dump(exclude_none=True)
+        return {k: v for k, v in self.model_dump(exclude_none=True).items() if k not in UNSAID or v != UNSAID[k]}
 
 
 KEYS = Config.model_fields
@@ -106,14 +147,20 @@ KEYS = Config.model_fields
 
 
 @cache
-def config_class(algorithms: tuple[type[Algorithm], ...]) -> type[Config]:
-    """`Config` with the hyper-parameters of these algorithms, which are their dataclass fields."""
+def config_class(parts: tuple[type[Any], ...]) -> type[Config]:
+    """`Config` with the hyper-parameters of these parts, which are their dataclass fields."""
     found: dict[str, Any] = {
-        f.name: (get_type_hints(algorithm)[f.name], Field(f.default, **f.metadata))
-        for algorithm in algorithms
-        for f in fields(algorithm)
+        f.name: (hints("hyper-parameter", part, part.__name__)[f.name], Field(f.default, **f.metadata))
+        for part in parts
+        for f in fields(part)
+        if f.name not in KEYS
     }
     return create_model("Config", __base__=Config, **found)
+
+
+def registered() -> tuple[type[Any], ...]:
+    """All parts that have a name."""
+    return tuple(registry[name] for registry in PARTS.values() for name in registry)
 
 
 @dataclass(frozen=True)
@@ -127,13 +174,14 @@ class Preset:
 def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     """A full configuration from a preset and given keys. All mistakes are reported together."""
     given = {**(preset.keys if preset else {}), **values}
-    algorithm = str(given.get("algorithm", KEYS["algorithm"].default))
-    known = [algorithm] if algorithm in ALGORITHMS else ALGORITHMS
-    config, mistakes = _validate(config_class(tuple(ALGORITHMS[name] for name in known)), given)
+    parts, missing = _parts(given)
+    config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes = [*_unknown_keys(given, config), *mistakes]
+    mistakes = [*_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
-    mistakes += _check_names(config)
+    mistakes += [*missing, *_check_names(config)]
+    if preset and values.get("dataset") not in (None, own := preset.keys.get("dataset"), "") and own:
+        mistakes.append(f"dataset: {config.dataset!r} is not that of the preset, {own}; leave one of them out")
     if len(mistakes) == 1:
         raise UserError(mistakes[0])
     if mistakes:
@@ -143,9 +191,32 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
 
-def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> Any:
+def _parts(given: Mapping[str, Any]) -> tuple[tuple[type[Any], ...], list[str]]:
+    """The parts that these keys name, and a line for each that is not there; all of its kind stand in for it."""
+    parts: list[type[Any]] = []
+    mistakes: list[str] = []
+    owner: dict[str, str] = {}
+    spec = SPECS.get(str(given.get("dataset", KEYS["dataset"].default)))
+    for kind, registry in PARTS.items():
+        name = str(given.get(kind) or getattr(spec, kind, next(iter(registry))))
+        try:
+            part = registry[name]
+        except UserError as error:
+            mistakes.append(str(error))
+            parts += registry.built_in.values()
+            continue
+        parts.append(part)
+        for key in hyperparameters(part):
+            if key in KEYS and not (kind == "penalty" and key == "zeta"):
+                mistakes.append(f"{kind}: {name}'s hyper-parameter {key} has the name of a key of every run; rename it")
+            elif owner.setdefault(key, kind) != kind:
+                mistakes.append(f"{kind}: {name}'s hyper-parameter {key} is one of the {owner[key]}'s too; rename it")
+    return tuple(parts), mistakes
+
+
+def parse_value(key: str, text: str) -> Any:
     """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
-    parsed, mistakes = _validate(config_class(tuple(algorithms)), {key: text})
+    parsed, mistakes = _validate(config_class(registered()), {key: text})
     if mistakes:
         raise UserError(mistakes[0])
     return getattr(parsed, key)
@@ -170,31 +241,38 @@ def format_errors(error: ValidationError) -> dict[str, str]:
 def _fill_defaults(config: Config) -> Config:
     """The configuration with every default that depends on the data set; a user's own arrays can have any shape."""
     spec = SPECS.get(config.dataset)
-    defaults = {"model": spec.model, "target": spec.target, "augment": spec.augment} if spec else {"model": ANY_SHAPE}
-    return config.model_copy(update={k: v for k, v in defaults.items() if getattr(config, k) in (None, "")})
+    defaults: dict[str, Any] = {"model": ANY_SHAPE, "task": next(iter(TASKS))}
+    if spec:
+        defaults = {key: getattr(spec, key) for key in ("model", "task", "target", "augment", "partition", "clients")}
+    given = config.model_fields_set
+    return config.model_copy(
+        update={k: v for k, v in defaults.items() if k not in given or getattr(config, k) in (None, "")}
+    )
 
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    own, registered = type(config).model_fields, config_class(tuple(ALGORITHMS.values())).model_fields
+    own, known = type(config).model_fields, config_class(registered()).model_fields
     for key, value in given.items():
-        if key not in registered:
-            yield f"{key}: no such key{nearest(key, [*own, *registered])}"
+        if key not in own and key not in known:
+            yield f"{key}: no such key{nearest(key, [*own, *known])}"
         elif key not in own and value is not None:
-            has = f"it has {', '.join(config.hyper)}" if config.hyper else "it has none"
-            yield f"{key}: {config.algorithm} has no such hyper-parameter ({has})"
+            kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
+            name = getattr(config, kind)
+            hyper = ", ".join(hyperparameters(PARTS[kind][name]))
+            yield f"{key}: {name} has no such hyper-parameter ({f'it has {hyper}' if hyper else 'it has none'})"
 
 
 def _check_names(config: Config) -> Iterable[str]:
     """What one field cannot check alone: names in registries, and settings that do not go together."""
-    if config.algorithm not in ALGORITHMS:
-        yield f"algorithm: no algorithm named {config.algorithm!r}{nearest(config.algorithm, ALGORITHMS)}"
-    if config.model not in (*MODELS, CUSTOM):
+    if config.model not in (*MODELS, CUSTOM) and ":" not in config.model:
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
     checks = (
         lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
         lambda: partition.parse(config.partition),
-        lambda: _check_man_variant(config),
+        lambda: _check_target(config),
+        lambda: _check_optimizer(config),
+        lambda: _check_penalty(config),
     )
     for check in checks:
         try:
@@ -203,10 +281,31 @@ def _check_names(config: Config) -> Iterable[str]:
             yield str(error)
 
 
-def _check_man_variant(config: Config) -> None:
-    variant = man_variant(config.model, config.man_variant)
-    if config.man_logits and not variant.logits:
-        raise UserError(f"man_variant: {config.man_variant} has no logits term; add man_logits=false")
+def _check_target(config: Config) -> None:
+    task = _found(config, "task")
+    if task is not None and task.headline == "accuracy" and (config.target or 0) > 100:
+        raise UserError(f"target: should be less than or equal to 100, not {config.target:g}")
+
+
+def _check_optimizer(config: Config) -> None:
+    if _found(config, "algorithm") is None or _found(config, "optimizer") is None:
+        return
+    if ALGORITHMS[config.algorithm].presumes_sgd and not config.make_optimizer().is_plain_sgd:
+        wanted = "use optimizer=sgd without momentum, with decay outside the clip"
+        raise UserError(f"optimizer: the formulas of {config.algorithm} presume plain SGD; {wanted}")
+
+
+def _check_penalty(config: Config) -> None:
+    if _found(config, "penalty") is not None:
+        config.make_penalty().check(config.model)
+
+
+def _found(config: Config, kind: str) -> Any:
+    """The class of a part; None where there is none, which is told elsewhere."""
+    try:
+        return PARTS[kind][getattr(config, kind)]
+    except UserError:
+        return None
 
 
 def overrides(words: Iterable[str]) -> dict[str, str]:

@@ -38,19 +38,20 @@ def hyperparameters(part: type[Any]) -> dict[str, bool | int | float | str]:
 class Registry(Mapping[str, type[Part]], Generic[Part]):
     """The parts of one kind by name: those of fedman, of installed packages, and a user's own.
 
-    A package announces its parts as entry points of the group `fedman.algorithms` (`.tasks`, ...). `registry[name]`
-    also takes `module:Name`, looked for in the working directory too. Iteration is over names, the first is the
-    default.
+    A package announces its parts as entry points of the group `fedman.algorithms` (`.tasks`, ...; `plural` where it is
+    not the kind + s). `registry[name]` also takes `module:Name`, looked for in the working directory too. Iteration is
+    over names, the first is the default.
     """
 
-    def __init__(self, kind: str, base: type[Part], built_in: Mapping[str, type[Part]]) -> None:
+    def __init__(self, kind: str, base: type[Part], built_in: Mapping[str, type[Part]], *, plural: str = "") -> None:
         self.kind, self.base, self.built_in = kind, base, dict(built_in)
+        self.group = f"fedman.{plural or kind + 's'}"
         self._given: dict[str, type[Part]] = {}
 
     @cached_property
     def installed(self) -> dict[str, EntryPoint]:
         """What installed packages announce. fedman's own names cannot be replaced."""
-        found = entry_points(group=f"fedman.{self.kind}s")
+        found = entry_points(group=self.group)
         return {each.name: each for each in found if each.name not in self.built_in}
 
     def __iter__(self) -> Iterator[str]:

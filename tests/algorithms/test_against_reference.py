@@ -8,7 +8,7 @@ from fedman.algorithms import ALGORITHMS
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from tests.cases import CASES
-from tests.federations import TRAINING, network, play, samples, simulation
+from tests.federations import PENALTY, TASK, TRAINING, network, play, samples, simulation
 from tests.reference import SIZES as PARAMETER_SIZES
 from tests.reference import objective
 
@@ -41,12 +41,12 @@ def test_the_reference_gradient_is_right():
         down[i] -= step
         difference = (objective(up, x, y, 0.7)[0] - objective(down, x, y, 0.7)[0]) / (2 * step)
         assert difference == pytest.approx(gradient[i], rel=1e-6, abs=1e-9)
-    stacked = Vmapped(network())
+    stacked = Vmapped(network(), TASK, PENALTY)
     assert stacked.parameters.sizes == PARAMETER_SIZES
     batch = torch.tensor(x)[None], torch.tensor(y)[None], None
     ours, loss = stacked.gradient(torch.tensor(w)[None], *batch, 0.7)
     np.testing.assert_allclose(ours[0].numpy(), gradient, **CLOSE)
     assert loss.item() == pytest.approx(ce, rel=1e-12)
     assert value == pytest.approx(
-        ce + 0.7 * sum(v.item() for v in stacked.man_terms(torch.tensor(w)[None], *batch).values())
+        ce + 0.7 * sum(v.item() for v in stacked.penalty_terms(torch.tensor(w)[None], *batch).values())
     )

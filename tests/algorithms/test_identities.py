@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from fedman.algorithms import ALGORITHMS, Local
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedsam import FedSAM
-from fedman.algorithms.steps import climb, norm, sgd
+from fedman.algorithms.steps import climb, descend, norm
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from tests.cases import CASES
@@ -147,7 +147,7 @@ def test_the_clip_bounds_the_gradient_and_never_the_decay(scale, decay, extra, b
     g = scale * g
     one = torch.ones(4, 1, dtype=torch.float64)
     hp = Local(torch.tensor(0.1, dtype=torch.float64), 0.1, decay, bound, one, one, one > 0)
-    move = (w - sgd(w, g, hp, extra)) / 0.1 - (decay + extra) * w
+    move = (w - descend(w, g, hp, extra)) / 0.1 - (decay + extra) * w
     norms = g.norm(dim=-1)
     torch.testing.assert_close(move.norm(dim=-1), norms.minimum(bound * norms / (norms + 1e-6)), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.cosine_similarity(move, g), torch.ones(4).double(), rtol=1e-9, atol=1e-9)
@@ -201,5 +201,5 @@ def test_fused_kernels_take_the_place_of_the_formulas():
     one = torch.ones(2, 1)
     fused = SimpleNamespace(clip_update=lambda w, g, *rest: w + g, climb=lambda w, s, rho, *rest: w + rho * s)
     hp = Local(torch.tensor(0.1), 0.1, 0.01, 0.5, one, one, one > 0, fused=fused)
-    assert torch.equal(sgd(one, 2 * one, hp), 3 * one)
+    assert torch.equal(descend(one, 2 * one, hp), 3 * one)
     assert torch.equal(climb(one, 2 * one, 5.0, hp), 11 * one)

@@ -90,9 +90,9 @@ def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
         np.savez(tmp_path / f"client{k}.npz", x=x[part], y=y[part])
         grid.nodes[100 + k]["data"] = str(tmp_path / f"client{k}.npz")
     config = resolve({
-        "dataset": f"npz:{tmp_path}/server.npz", "clients": len(SIZES), "participation": 1.0, "rounds": len(EVERYONE),
+        "dataset": f"npz:{tmp_path}/server.npz", "clients": len(SIZES), "participation": 1.0,
         "algorithm": name, **hyper, "precision": "fp64", "chunk": chunk,
-        **{f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)},
+        **{f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)}, "rounds": len(EVERYONE),
     })  # fmt: skip
     service = ServerOptions(sizes=tuple(SIZES), wait=0.2, round_timeout=5.0, retries=0)
     result = serve(grid, config, service, out=tmp_path / "out", device="cpu")

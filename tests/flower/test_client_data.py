@@ -7,14 +7,14 @@ from PIL import Image
 from fedman.config import resolve
 from fedman.errors import TooFew, UserError
 from fedman.flower import client_data
-from fedman.flower.messages import Task
+from fedman.flower.messages import SampleKind
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
 from tests.flower.local_grid import LocalGrid
 
 SIZES = (12, 9, 15)
-PICTURES = Task(shape=(3, 8, 8), classes=4, images=True, mean=(0.5,) * 3, std=(0.25,) * 3)
-ROWS = Task(shape=(5,), classes=3, images=False, mean=(0.0,), std=(1.0,))
+PICTURES = SampleKind(shape=(3, 8, 8), classes=4, images=True, mean=(0.5,) * 3, std=(0.25,) * 3)
+ROWS = SampleKind(shape=(5,), classes=3, images=False, mean=(0.0,), std=(1.0,))
 
 
 def rows(n, seed, classes=3):
@@ -98,7 +98,7 @@ def test_a_folder_of_pictures(tmp_path):
     assert np.array_equal(x, made)
     assert y.tolist() == [0, 0, 3, 3, 3]
     assert client_data.count(tmp_path) == 5
-    grey, _ = client_data.read(tmp_path, Task((1, 8, 8), 4, True, (0.5,), (0.25,)))
+    grey, _ = client_data.read(tmp_path, SampleKind((1, 8, 8), 4, True, (0.5,), (0.25,)))
     assert grey.shape == (5, 8, 8, 1)
 
 

@@ -19,7 +19,7 @@ from fedman.training.batches import Samples
 from fedman.training.randomness import plan
 from fedman.training.settings import Training
 from tests.cases import CASES
-from tests.federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
+from tests.federations import COHORTS, PENALTY, TASK, TRAINING, Loop, network, play, samples, simulation, together
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ def test_chunks_agree_on_augmented_images(case):
     for chunk in (1, 2, 3):
         machine = simulation(name, hyper, training=training, chunk=chunk, model=convnet(), data=images())
         state, outcomes = play(machine, cohorts)
-        results.append((state.server["w"], outcomes[-1].loss, list(outcomes[-1].man.values())))
+        results.append((state.server["w"], outcomes[-1].loss, list(outcomes[-1].penalty.values())))
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-12)
 
@@ -130,7 +130,7 @@ def test_a_non_finite_client_is_left_out_and_named(case, chunk):
     assert torch.equal(state.clients.last[2], machine.start().clients.last[2])
     assert not state.seen[2]
     assert outcomes[0].loss == pytest.approx(without[0].loss)
-    assert outcomes[0].man == pytest.approx(without[0].man)
+    assert outcomes[0].penalty == pytest.approx(without[0].penalty)
 
 
 class Loud(Poisoned):
@@ -149,7 +149,7 @@ def test_a_client_whose_figures_are_not_finite_is_left_out():
     assert outcomes[0].quarantined == [2]
     clean, _ = play(simulation(training=plain, data=data, model=Loud()), [[0, 5]])
     torch.testing.assert_close(state.server, clean.server, rtol=1e-12, atol=1e-12)
-    assert all(map(math.isfinite, (outcomes[0].loss, *outcomes[0].man.values())))
+    assert all(map(math.isfinite, (outcomes[0].loss, *outcomes[0].penalty.values())))
 
 
 def test_a_round_without_a_finite_client_diverges_and_changes_nothing():
@@ -213,8 +213,8 @@ def test_recorded_loss_is_the_mean_over_steps_before_each_update():
         loss = nn.functional.cross_entropy(network()(data.x[own]), data.y[own]).item()
         assert outcomes[0].loss == pytest.approx(loss)
         hidden = torch.relu(network().linears[0](data.x[own])).square().mean().item()
-        assert outcomes[0].man["relus.0"] == pytest.approx(hidden)
-        assert list(outcomes[0].man) == ["relus.0", "output"]
+        assert outcomes[0].penalty["relus.0"] == pytest.approx(hidden)
+        assert list(outcomes[0].penalty) == ["relus.0", "output"]
 
 
 def test_weighted_sum_is_in_float64_and_in_order():
@@ -238,7 +238,7 @@ def test_default_chunk():
 )
 def test_models_that_cannot_be_federated_are_refused(model, message):
     with pytest.raises(UserError, match=message):
-        Vmapped(model)
+        Vmapped(model, TASK, PENALTY)
 
 
 def test_float32_follows_float64():

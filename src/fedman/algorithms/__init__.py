@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedman.algorithms.base import Algorithm, Fused, Local, State
+from fedman.algorithms.base import Algorithm, Grad, Local, Scratch
 from fedman.algorithms.fedasam import FedASAM
 from fedman.algorithms.fedavg import FedAvg
 from fedman.algorithms.feddc import FedDC
@@ -11,6 +11,8 @@ from fedman.algorithms.fedprox import FedProx
 from fedman.algorithms.fedsam import FedSAM
 from fedman.algorithms.fedspeed import FedSpeed
 from fedman.algorithms.scaffold import Scaffold
+from fedman.algorithms.steps import climb, clip_factor, descend, norm
+from fedman.optimizers import Fused, State
 from fedman.parts import Registry, hyperparameter, hyperparameters
 
 ALGORITHMS = Registry(
@@ -28,4 +30,5 @@ ALGORITHMS = Registry(
     },
 )
 
-__all__ = ["ALGORITHMS", "Algorithm", "Fused", "Local", "State", "hyperparameter", "hyperparameters"]
+__all__ = ["ALGORITHMS", "Algorithm", "Fused", "Grad", "Local", "Scratch", "State", "climb", "clip_factor", "descend",
+           "hyperparameter", "hyperparameters", "norm"]  # fmt: skip

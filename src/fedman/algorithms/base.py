@@ -2,9 +2,9 @@
 
 A model is a vector of P numbers; a cohort of S clients is a matrix `[S, P]`; norms and products run over the
 last axis. An algorithm therefore reads the same for one client, for a cohort, for a stack of runs and for a
-client in a process of its own. It never sees batches, the MAN term, devices or random numbers: it is given
+client in a process of its own. It never sees batches, tasks, penalties, devices or random numbers: it is given
 a function `grad` that maps `[S, P]` weights to `[S, P]` gradients of the clients' objective
-F = cross-entropy + ζ·MAN on the current batch.
+F = loss + ζ·penalty on the current batch.
 
 This package uses methods of tensors only and so imports without torch.
 """
@@ -12,27 +12,17 @@ This package uses methods of tensors only and so imports without torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
+
+from fedman.optimizers import SGD, Descent, Fused, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-State = Mapping[str, "Tensor"]
-"""Named flat vectors: the server's `[P]`, a cohort's `[S, P]`."""
-
 Grad = Callable[["Tensor"], "Tensor"]
-
-
-class Fused(Protocol):
-    """GPU kernels that do what `sgd` and `climb` say, in fewer passes over memory."""
-
-    @property
-    def clip_update(self) -> Callable[..., Tensor]: ...
-
-    @property
-    def climb(self) -> Callable[..., Tensor]: ...
+PLAIN = Descent(SGD(), {})
 
 
 @dataclass(frozen=True)
@@ -47,6 +37,7 @@ class Local:
     steps: Tensor  # [S, 1], K_k, the local steps a client takes in a round
     is_weight: Tensor  # [P], True for entries of tensors named "weight", False for biases
     fused: Fused | None = None
+    descent: Callable[[Tensor, Tensor, Local, Tensor | float], Tensor] = PLAIN  # what `descend` calls
 
 
 @dataclass(frozen=True)
@@ -54,14 +45,20 @@ class Algorithm(ABC):
     """Federated averaging, and the defaults of all others. A subclass is a frozen set of hyper-parameters."""
 
     title: ClassVar[str]
-    server: ClassVar[tuple[str, ...]] = ("w",)  # vectors the server keeps; "w" is θ, the model sent to clients
+    server: ClassVar[tuple[str, ...]] = ("w",)  # vectors the server keeps; "w" is θ, the model sent
     client: ClassVar[tuple[str, ...]] = ()  # vectors each client keeps between its rounds, zero at first
     weighted: ClassVar[bool] = False  # uploads are averaged by sample counts (True) or plainly (False)
     gradients_per_step: ClassVar[int] = 1  # calls of `grad` in a step: what it costs
+    cloud: ClassVar[str] = "w"  # the server's vector that is its model, where that is not the one sent
+    presumes_sgd: ClassVar[bool] = False  # whether a formula holds for plain SGD alone, as (θ − w)/(Kη) does
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Vectors carried from one local step to the next, zero at first."""
+        """Vectors carried from one local step to the next, zero at first.
+
+        One that is among `client` too is a memory that changes in every step: it starts as the client remembers it, and
+        `finish` finds its last value.
+        """
         return ()
 
     def begin(self, server: State, client: State, hp: Local) -> State:
@@ -80,16 +77,12 @@ class Algorithm(ABC):
         """The server's step, from the mean of the uploads; `fraction` = |S_t| / N turns it into Σ/N."""
         return {"w": mean["w"]}
 
-    def reach(self, norm: float, steps: int, p: float, lr: float, clip: float, decay: float) -> float:
-        """How far from θ an honest client can get in a round, so that a server can refuse what lies further out.
+    def extra_decay(self, p: float) -> float:
+        """What `step` adds to the weight decay, outside the clip, for a client of relative size p.
 
-        After K clipped steps from ‖θ‖ = `norm`: r_0 = 0, r ← r + η(C + λ(‖θ‖ + r)). An algorithm whose step adds to the
-        weight decay, outside the clip, says so here.
+        With it the optimiser says how far an honest client can get, so that a server can refuse what lies further out.
         """
-        r = 0.0
-        for _ in range(steps):
-            r += lr * (clip + decay * (norm + r))
-        return r
+        return 0.0
 
 
 Scratch = tuple["Tensor", State]

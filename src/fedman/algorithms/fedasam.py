@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import climb, sgd
+from fedman.algorithms.steps import climb, descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -28,4 +28,4 @@ class FedASAM(Algorithm):
     eta: float = hyperparameter(0.2, "η_a, added to |w| in the scale of a weight")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(climb(w, grad(w), self.rho, hp, eta=self.eta)), hp)
+        return descend(w, grad(climb(w, grad(w), self.rho, hp, eta=self.eta)), hp)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import sgd
+from fedman.algorithms.steps import descend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,4 +20,4 @@ class FedAvg(Algorithm):
     weighted = True
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(w), hp)
+        return descend(w, grad(w), hp)

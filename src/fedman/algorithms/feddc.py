@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import sgd
+from fedman.algorithms.steps import descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class FedDC(Algorithm):
     title = "FedDC"
     server = ("w", "h", "g")
     client = ("h", "g")
+    presumes_sgd = True
 
     alpha: float = hyperparameter(0.01, "α, weight of the quadratic term")
     decayed: bool = hyperparameter(False, "control states with the decayed learning rate")
@@ -36,7 +37,7 @@ class FedDC(Algorithm):
         return {"pull": self.alpha / hp.p * (client["h"] - server["w"]) + server["g"] / hp.p - client["g"]}
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(w) + self.alpha / hp.p * w + client["pull"], hp)
+        return descend(w, grad(w) + self.alpha / hp.p * w + client["pull"], hp)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         delta = w - server["w"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, Scratch, State
-from fedman.algorithms.steps import sgd
+from fedman.algorithms.steps import descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class FedDyn(Algorithm):
         return {"pull": self.alpha / hp.p * (client["h"] - server["w"])}
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
-        return sgd(w, grad(w) + client["pull"], hp, extra_decay=self.alpha / hp.p)
+        return descend(w, grad(w) + client["pull"], hp, extra_decay=self.alpha / hp.p)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         drift = w - server["w"]
@@ -41,5 +41,5 @@ class FedDyn(Algorithm):
         h = server["h"] + fraction * mean["h"]
         return {"w": mean["w"] + h, "h": h}
 
-    def reach(self, norm: float, steps: int, p: float, lr: float, clip: float, decay: float) -> float:
-        return super().reach(norm, steps, p, lr, clip, decay + self.alpha / p)
+    def extra_decay(self, p: float) -> float:
+        return self.alpha / p

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import sgd
+from fedman.algorithms.steps import descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -23,4 +23,4 @@ class FedProx(Algorithm):
     mu: float = hyperparameter(1e-4, "μ, weight of the proximal term")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(w) + self.mu * (w - server["w"]), hp)
+        return descend(w, grad(w) + self.mu * (w - server["w"]), hp)

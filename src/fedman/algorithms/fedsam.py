@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import climb, sgd
+from fedman.algorithms.steps import climb, descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -24,4 +24,4 @@ class FedSAM(Algorithm):
     rho: float = hyperparameter(0.05, "ρ, length of the ascent")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(climb(w, grad(w), self.rho, hp)), hp)
+        return descend(w, grad(climb(w, grad(w), self.rho, hp)), hp)

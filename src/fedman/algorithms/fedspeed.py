@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Grad, Local, Scratch, State
 from fedman.algorithms.feddyn import FedDyn
-from fedman.algorithms.steps import climb, clip_factor, sgd
+from fedman.algorithms.steps import climb, clip_factor, descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ class FedSpeed(FedDyn):
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor | Scratch:
         s = grad(w) + client["G"] if self.stale_ascent else grad(w)
         g = grad(climb(w, s, self.rho, hp, eps=1e-7)) + client["pull"]
-        w = sgd(w, g, hp, extra_decay=self.alpha / hp.p)
+        w = descend(w, g, hp, extra_decay=self.alpha / hp.p)
         return (w, {"G": g * clip_factor(g, hp.clip)}) if self.stale_ascent else w

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.algorithms.base import Algorithm, Grad, Local, State
-from fedman.algorithms.steps import sgd
+from fedman.algorithms.steps import descend
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Scaffold(Algorithm):
     title = "SCAFFOLD"
     server = ("w", "c")
     client = ("c",)
+    presumes_sgd = True
 
     decayed: bool = hyperparameter(False, "control states with the decayed learning rate")
 
@@ -33,7 +34,7 @@ class Scaffold(Algorithm):
         return {"pull": server["c"] / hp.p - client["c"]}
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
-        return sgd(w, grad(w) + client["pull"], hp)
+        return descend(w, grad(w) + client["pull"], hp)
 
     def finish(self, w: Tensor, server: State, client: State, hp: Local) -> tuple[State, State]:
         lr = hp.lr if self.decayed else hp.lr0

@@ -1,31 +1,25 @@
-"""Steps down and up a gradient, row by row on `[S, P]`: what is inside the clip and what is not is said here."""
+"""Steps down and up a gradient, row by row on `[S, P]`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from fedman.optimizers.base import clip_factor, norm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedman.algorithms.base import Local
 
-
-def norm(g: Tensor) -> Tensor:
-    """‖g‖₂ of every row, `[S, 1]`."""
-    return g.norm(dim=-1, keepdim=True)
+__all__ = ["climb", "clip_factor", "descend", "norm"]
 
 
-def clip_factor(g: Tensor, bound: float) -> Tensor:
-    """min(1, C / (‖g‖₂ + 1e-6)) of every row, `[S, 1]`: clip(g) = g · clip_factor(g)."""
-    return (bound / (norm(g) + 1e-6)).clamp(max=1)
+def descend(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
+    """A step of the local optimiser along −g; by default w − η(clip(g) + (λ + extra)·w).
 
-
-def sgd(w: Tensor, g: Tensor, hp: Local, extra_decay: Tensor | float = 0.0) -> Tensor:
-    """w − η(clip(g) + (λ + extra)·w): `g` is inside the clip, weight decay outside it."""
-    if hp.fused is not None:
-        return hp.fused.clip_update(w, g, hp.lr, hp.clip, hp.decay, extra_decay)
-    shrunk = w * (1 - hp.lr * (hp.decay + extra_decay))
-    return shrunk.addcmul_(g, -hp.lr * clip_factor(g, hp.clip))  # two passes over [S, P] instead of five
+    `g` is inside the clip; what an algorithm adds to the weight decay is outside it.
+    """
+    return hp.descent(w, g, hp, extra_decay)
 
 
 def climb(

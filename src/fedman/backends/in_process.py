@@ -20,7 +20,7 @@ from fedman.execution.base import is_large
 from fedman.execution.executor import Executor
 from fedman.training.aggregate import Trained
 from fedman.training.federation import Assignment, Draw
-from fedman.training.local_steps import LocalWork, run_local_steps, stack, steps_of
+from fedman.training.local_steps import LocalResult, LocalWork, run_local_steps, stack, steps_of
 
 STEP = 4  # clients between two sizes of a stack of runs, on a GPU
 
@@ -38,8 +38,7 @@ class Done:
     """The local work of a piece, done or queued on the device."""
 
     work: LocalWork
-    w: Tensor  # [S, P]
-    figures: dict[str, Tensor]  # [S] each
+    result: LocalResult
 
 
 class InProcess:
@@ -90,11 +89,8 @@ class InProcess:
 
     def _work(self, chunk: list[Piece]) -> list[Done]:
         whole, works, dummies = self._stack(chunk)
-        w, figures = run_local_steps(whole, self.executor)
-        sizes = [*map(len, works), dummies]
-        rows = {name: v.split(sizes) for name, v in figures.items()}
-        models = w.split(sizes)
-        return [Done(work, models[i], {name: v[i] for name, v in rows.items()}) for i, work in enumerate(works)]
+        results = run_local_steps(whole, self.executor).split([*map(len, works), dummies])
+        return [Done(work, result) for work, result in zip(works, results, strict=False)]
 
     def _stack(self, chunk: list[Piece]) -> tuple[LocalWork, list[LocalWork], int]:
         """A chunk as one work, its pieces, and the number of dummy clients it is padded with.
@@ -117,14 +113,14 @@ class InProcess:
 
     def _collect(self, assignment: Assignment, parts: list[Done]) -> Trained:
         """What the cohort's local work comes to; nothing waits for the device."""
-        state, algorithm, cohort = assignment.state, assignment.federation.algorithm, assignment.round.cohort
-        ends = [algorithm.finish(done.w, state.server, done.work.memory, done.work.hp) for done in parts]
+        state, cohort = assignment.state, assignment.round.cohort
+        ends = [assignment.federation.finish(done.work, done.result, state.server) for done in parts]
         return Trained(
             clients=cohort,
             memory=_join([memory for memory, _ in ends]),
             upload=_join([upload for _, upload in ends]),
             previous=state.clients.uploads(cohort),
-            figures=_join([done.figures for done in parts]),
+            figures=_join([done.result.figures for done in parts]),
         )
 
     def _make_room(self, clients: int) -> None:

@@ -21,9 +21,12 @@ def print_message(message: str) -> None:
 
 def print_result(config: Config, summary: Summary, out: Path) -> None:
     """The result of a run in two lines."""
-    accuracy = "  ".join(f"{name} {value:.2f} %" for name, value in summary["accuracy"].items())
+    from fedman.runs.records import figure, headline_of
+
+    best = headline_of(summary)
+    accuracy = "  ".join(f"{name} {best.shown(value)}" for name, value in figure(summary, best.name).items())
     reached = summary["rounds_to_target"] or f"{config.rounds}+"
-    target = f"; {config.target:g} % in round {reached}" if config.target else ""
+    target = f"; {config.target:g}{' %' if best.name == 'accuracy' else ''} in round {reached}" if config.target else ""
     how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
     typer.echo(f"{config.method}: {accuracy}{target}; {how}")
     typer.echo(f"written to {out}")

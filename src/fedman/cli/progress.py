@@ -28,10 +28,15 @@ EVERY = 10.0  # seconds between plain lines
 
 
 def format_round(record: RoundRecord) -> str:
-    """Loss and accuracy of a round in a few words."""
-    accuracy = f"{record['accuracy']['all']:.2f} %" if "all" in record["accuracy"] else ""
+    """Loss and headline of a round in a few words."""
+    from fedman.runs.records import Headline, figures
+
+    name, values = next(iter(figures(record).items()), ("", {}))
+    shown = (
+        f"{name + ' ' if name != 'accuracy' else ''}{Headline(name).shown(values['all'])}" if "all" in values else ""
+    )
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
-    return f"loss {record['loss']:.3f} {accuracy}{lost}"
+    return f"loss {record['loss']:.3f} {shown}{lost}"
 
 
 @contextmanager

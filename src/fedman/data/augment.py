@@ -15,9 +15,9 @@ PAD = 4  # pixels of padding for the random crop, for all data sets of the paper
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other data is only cast."""
+    """(x/255 − mean)/std per channel for stored bytes `[..., H, W, C]`; other numbers are only cast, ids stay."""
     if not holds_images(x):
-        return x.to(dtype)
+        return x.to(dtype) if x.is_floating_point() else x
     scale, shift = affine(tuple(mean), tuple(std), dtype, x.device)
     return x.to(dtype) * scale - shift
 

@@ -8,60 +8,51 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedman.algorithms import Fused
 from fedman.errors import UserError
 from fedman.models.parameters import ParameterLayout
-from fedman.penalties.man import ActivationNorm, Measure
+from fedman.penalties import Penalty, attach, check_terms
+from fedman.tasks import Task
 
 ImageLayout = tuple[int, torch.dtype]
 """How an execution wants its images where it reads them from the stored bytes: zero padding in pixels, and type."""
 
 
 class Execution(ABC):
-    """A model as a function of flat weights. Not safe to share between threads: take a `copy` for each.
+    """A model, its task and its penalty as functions of flat weights. Not safe to share between threads: take a `copy`
+    for each."""
 
-    `output` and `layers` say which activations MAN measures, as in `ActivationNorm`.
-    """
-
+    stacks: ClassVar[bool] = True  # whether clients worked on together cost less than one after the other
     image_layout: ImageLayout | None = None
     fused: Fused | None = None  # kernels for the steps of an algorithm
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        output: bool = True,
-        layers: Mapping[str, Measure] | None = None,
-        precision: str = "fp32",
-    ) -> None:
+    def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         check_model(model)
-        self._arguments = {"output": output, "layers": layers, "precision": precision}
-        self.model, self.precision = model, precision
+        self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters = ParameterLayout.of(model)
         self._plain = copy.deepcopy(model).requires_grad_(False)
         self._tapped = copy.deepcopy(model).requires_grad_(False)
-        self._man = ActivationNorm(self._tapped, layers, output=output)
-        self.layers: list[str] = []  # names of the MAN terms, known after the first forward pass
+        self._terms = attach(penalty, self._tapped)
+        self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
+        self.scored: list[str] = []  # names of the task's scores, known after the first evaluation
 
     def copy(self) -> Execution:
         """The same model with hooks and buffers of its own, for use in another thread."""
-        return type(self)(self.model, **self._arguments)  # type: ignore[arg-type]
+        return type(self)(self.model, self.task, self.penalty, self.precision)
 
     @abstractmethod
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
-        """Cross-entropy `[S]` and the layers' MAN terms `[S, L]` of S models on their batches `[S, B, ...]`.
+    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
+        """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches `[S, B, ...]`.
 
-        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Without `man` the terms
-        are not evaluated and L = 0.
+        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Unless
+        `penalised`, the terms are not evaluated and L = 0.
         """
 
     def prepare(self, x: Tensor) -> Any:
@@ -75,26 +66,31 @@ class Execution(ABC):
     def gradient(
         self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
     ) -> tuple[Tensor, Tensor]:
-        """The gradient `[S, P]` of cross-entropy + ζ·MAN, and the cross-entropy `[S]`."""
-        man = isinstance(zeta, Tensor) or zeta > 0
+        """The gradient `[S, P]` of loss + ζ·Σ terms, and the loss `[S]`."""
+        penalised = isinstance(zeta, Tensor) or zeta > 0
         W = W.detach().requires_grad_()
-        ce, terms = self.losses(W, x, y, weight, man)
-        objective = ce + zeta * terms.sum(-1) if man else ce
+        loss, terms = self.losses(W, x, y, weight, penalised)
+        objective = loss + zeta * terms.sum(-1) if penalised else loss
         (gradient,) = torch.autograd.grad(objective.sum(), W)
-        return gradient, ce.detach()
+        return gradient, loss.detach()
 
     @torch.no_grad()
-    def man_terms(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-        """The MAN terms `[S]` by layer, for the records."""
-        _, terms = self.losses(W, x, y, weight, man=True)
-        return dict(zip(self.layers, terms.unbind(-1), strict=True))
+    def penalty_terms(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+        """The terms `[S]` of the penalty by name, for the records."""
+        _, terms = self.losses(W, x, y, weight, penalised=True)
+        return dict(zip(self.terms, terms.unbind(-1), strict=True))
 
     @torch.no_grad()
     def scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`[2]` in float64: correct answers and summed cross-entropy of one model `[P]` on a batch."""
+        """`[B, 2 + K]` in float64: of one model `[P]` on a batch the weight of each sample, and times that weight its
+        loss and its K scores."""
         out = self.outputs(w, x)
-        ce = F.cross_entropy(out, y, reduction="sum")
-        return torch.stack([(out.argmax(-1) == y).sum().double(), ce.double()])
+        scores = self.task.scores(out, y)
+        self.scored = list(scores)
+        figures = torch.stack([self.task.loss(out, y).double(), *(v.double() for v in scores.values())], 1)
+        weight = self.task.weight(y)
+        share = figures.new_ones(len(figures), 1) if weight is None else weight.double()[:, None]
+        return torch.cat([share, share * figures], 1)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """The outputs of one model `[P]` on a batch."""
@@ -108,15 +104,15 @@ class Execution(ABC):
         """bf16 products around the module, where that is asked for."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
-        """The losses of one model `[P]`."""
-        out = self._call(self._tapped if man else self._plain, w, x)
-        ce = F.cross_entropy(out, y) if weight is None else (F.cross_entropy(out, y, reduction="none") * weight).sum()
-        if not man:
-            return ce, ce.new_empty(0)
-        terms = self._man.terms(weight)
-        self.layers = list(terms)
-        return ce, torch.stack(list(terms.values())).to(ce.dtype)
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
+        """The loss and the terms `[L]` of one model `[P]`."""
+        out = self._call(self._tapped if penalised else self._plain, w, x)
+        loss = self.task.mean_loss(out, y) if weight is None else (self.task.loss(out, y) * weight).sum()
+        if not penalised:
+            return loss, loss.new_empty(0)
+        terms = check_terms(self.penalty, self._terms.terms(weight))
+        self.terms = list(terms)
+        return loss, torch.stack(list(terms.values())).to(loss.dtype)
 
 
 def is_large(size: int) -> bool:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from fedman import kernels
 from fedman.execution.base import Execution
 from fedman.models.convnet import ConvNet
+from fedman.penalties import Penalty, mean_squares_of
 from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.tasks import Classification, Task
 
 SAMPLES = 500  # of a test set for each copy of the model: the kernels want several rows
 
@@ -23,41 +25,37 @@ class StackedKernels(Execution):
     def __init__(
         self,
         model: nn.Module,
+        task: Task,
+        penalty: Penalty,
+        precision: str,
         shape: tuple[int, ...],
         device: torch.device,
-        *,
-        output: bool = True,
-        layers: Mapping[str, Measure] | None = None,
-        precision: str = "fp32",
     ) -> None:
         assert isinstance(model, ConvNet)  # `supports` has said so
-        super().__init__(model, output=output, layers=layers, precision=precision)
+        super().__init__(model, task, penalty, precision)
         from fedman.kernels import update
         from fedman.kernels.convnet import StackedConvNet
 
-        names, measures = _measured(model, layers)
+        names, measures, output = _measured(model, penalty)
         self.kernels = StackedConvNet(model, shape, precision, _varied(names, measures))
         self.image_layout, self.fused = (self.kernels.padding, self.kernels.dtype), update
         chosen = [*(name in measures for name in names), output]
-        self.layers = list(compress([*names, "output"], chosen))
+        self.terms = list(compress([*names, "output"], chosen))
         self._chosen = torch.tensor(chosen, device=device)
         self._places = self._chosen.nonzero()[:, 0]
 
     @staticmethod
     def supports(
-        model: nn.Module,
-        shape: tuple[int, ...],
-        device: torch.device,
-        *,
-        layers: Mapping[str, Measure] | None = None,
-        precision: str = "fp32",
+        model: nn.Module, task: Task, penalty: Penalty, precision: str, shape: tuple[int, ...], device: torch.device
     ) -> bool:
-        """Whether the kernels serve this model, its measured layers and this device."""
+        """Whether the kernels serve this model, task, penalty and device."""
         if precision == "fp64" or not isinstance(model, ConvNet) or not kernels.available(device):
+            return False
+        if type(task) is not Classification or mean_squares_of(penalty) is None:
             return False
         from fedman.kernels.convnet import StackedConvNet
 
-        names, measures = _measured(model, layers)
+        names, measures, _ = _measured(model, penalty)
         known = set(measures) <= set(names) and set(measures.values()) <= {mean_square, mean_square_and_variance}
         return known and StackedConvNet.supports(model, shape, _varied(names, measures))
 
@@ -71,23 +69,23 @@ class StackedKernels(Execution):
     def prepare_test(self, x: Tensor) -> Tensor:
         return self.kernels.prepare(x.movedim(1, -1))
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
-        ce, terms = self.kernels.losses(W, x, y, weight)
-        return ce, terms.index_select(1, self._places) if man else terms[:, :0]
+    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
+        loss, terms = self.kernels.losses(W, x, y, weight)
+        return loss, terms.index_select(1, self._places) if penalised else terms[:, :0]
 
     def gradient(
         self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         zetas = (zeta[:, None] if isinstance(zeta, Tensor) else zeta) * self._chosen
-        ce, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
-        return gradient, ce
+        loss, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
+        return gradient, loss
 
     @torch.no_grad()
     def scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         rows = -(-len(y) // SAMPLES)
         if len(y) % rows:
             parts = zip(x.split(SAMPLES), y.split(SAMPLES), strict=True)
-            return torch.stack([self.scores(w, *part) for part in parts]).sum(0)
+            return torch.cat([self.scores(w, *part) for part in parts])
         return super().scores(w, x.unflatten(0, (rows, -1)), y)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
@@ -95,10 +93,13 @@ class StackedKernels(Execution):
         return self.kernels.logits(w.expand(len(x), -1), x).flatten(0, 1)
 
 
-def _measured(model: ConvNet, layers: Mapping[str, Measure] | None) -> tuple[list[str], dict[str, Measure]]:
-    """The names of the model's activations, and the measures of those that MAN counts."""
+def _measured(model: ConvNet, penalty: Penalty) -> tuple[list[str], dict[str, Measure], bool]:
+    """The names of the model's activations, the measures of those that MAN counts, and whether the logits count too."""
+    found = mean_squares_of(penalty)
+    assert found is not None  # `supports` has said so
+    layers, output = found
     names = [f"relus.{i}" for i in range(len(model.relus))]
-    return names, dict.fromkeys(names, mean_square) if layers is None else dict(layers)
+    return names, dict.fromkeys(names, mean_square) if layers is None else dict(layers), output
 
 
 def _varied(names: list[str], measures: Mapping[str, Measure]) -> list[int]:

@@ -13,8 +13,10 @@ from fedman.execution.one_by_one import OneByOne
 class Vmapped(OneByOne):
     """The module vectorised over the rows; a single row is evaluated plainly."""
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, man: bool) -> tuple[Tensor, Tensor]:
+    stacks = True
+
+    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
         if len(W) == 1:
-            return super().losses(W, x, y, weight, man)
+            return super().losses(W, x, y, weight, penalised)
         stack = vmap(self._loss, in_dims=(0, 0, 0, None if weight is None else 0, None))
-        return stack(W, x, y, weight, man)
+        return stack(W, x, y, weight, penalised)

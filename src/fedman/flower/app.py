@@ -16,7 +16,7 @@ from fedman.flower.server_options import OPTIONS_FILE, split_options
 from fedman.paper.presets import find_preset
 from fedman.runs.atomic import write_json
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import RoundRecord
+from fedman.runs.records import Headline, RoundRecord, figures
 
 EXIT_CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
 PROJECT = Path(__file__).parent / "project"
@@ -55,9 +55,10 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
 
 
 def _print_round(record: RoundRecord) -> None:
-    accuracy = "".join(f", {model} {percent:.2f} %" for model, percent in record["accuracy"].items())
+    name, values = next(iter(figures(record).items()), ("", {}))
+    scores = "".join(f", {model} {Headline(name).shown(value)}" for model, value in values.items())
     refused = f"; refused: {', '.join(record['refused'])}" if record.get("refused") else ""
-    print(f"round {record['round']}: loss {record['loss']:.3f}{accuracy}{refused}", flush=True)
+    print(f"round {record['round']}: loss {record['loss']:.3f}{scores}{refused}", flush=True)
 
 
 def new_project(folder: Path) -> None:

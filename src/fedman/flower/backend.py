@@ -19,7 +19,7 @@ from torch import Tensor
 from fedman.algorithms import State
 from fedman.errors import TooFew
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, LAYER, ROUND, SERVER, Order
+from fedman.flower.messages import LAST, ROUND, SERVER, TERM, Order
 from fedman.flower.roster import Roster, collect_replies
 from fedman.flower.screen import Expected, Refused, Reply, digest, outliers, screen
 from fedman.flower.server_options import ServerOptions
@@ -65,7 +65,7 @@ class AcceptedUploads:
 class FlowerBackend:
     """Plays the rounds of one run with the clients of a roster.
 
-    `settings` and `task` are what the clients are told of the run; `layers` are the names of its MAN terms.
+    `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class FlowerBackend:
         service: ServerOptions,
         *,
         settings: str,
-        task: str,
-        layers: Sequence[str],
+        samples: str,
+        terms: Sequence[str],
     ) -> None:
         self.federation, self.store, self.roster, self.service = federation, store, roster, service
-        self.settings, self.task = settings, task
+        self.settings, self.samples = settings, samples
         self.exchange = exchange(federation.algorithm)
-        self.figures = ("loss", *(LAYER + name for name in layers))
+        self.figures = ("loss", *(TERM + name for name in terms))
         how, sizes = federation.training, federation.samples.sizes(range(len(federation.ids)))
         self.steps = [len(batch_counts(n, how.epochs, how.batch_size)) for n in sizes]
 
@@ -147,7 +147,7 @@ class FlowerBackend:
         _, follows = algorithm.finish(sent["w"], server, memory, hp)
         last = [reply.arrays.get(LAST) for reply in used]
         figures = {
-            name.removeprefix(LAYER): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)
+            name.removeprefix(TERM): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)
             for name in self.figures
         }
         return Trained(
@@ -167,9 +167,10 @@ class FlowerBackend:
         accepted, hash = self.store.accepted.get(k, (-1, ""))
         federation, keep_last, p = self.federation, self.service.keep_last, self.federation.relative_size[k].item()
         how, norm = federation.training, float(np.linalg.norm(theta.astype(np.float64)))
-        reach = federation.algorithm.reach(norm, self.steps[k], p, round.lr, how.clip, how.weight_decay)
+        decay = how.weight_decay + federation.algorithm.extra_decay(p)
+        reach = federation.optimizer.reach(norm, self.steps[k], theta.size, round.lr, how.clip, decay)
         return Expected(
-            order=Order(self.store.run, round.number, k, p, accepted, keep_last, self.settings, self.task),
+            order=Order(self.store.run, round.number, k, p, accepted, keep_last, self.settings, self.samples),
             arrays=(*self.exchange.up, *([LAST] if keep_last and accepted >= 0 else [])),
             figures=self.figures,
             theta=theta,

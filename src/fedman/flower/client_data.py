@@ -10,7 +10,7 @@ from fedman.data.dataset import check_samples
 from fedman.data.images import holds_images, sample_shape
 from fedman.data.npz import read_arrays
 from fedman.errors import UserError
-from fedman.flower.messages import Task
+from fedman.flower.messages import SampleKind
 
 PICTURES = (".png", ".jpg", ".jpeg")
 MODES = {1: "L", 3: "RGB"}
@@ -21,15 +21,17 @@ def count(path: Path) -> int:
     return sum(len(files) for files in _classes(path).values()) if path.is_dir() else len(_arrays(path)[1])
 
 
-def read(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
+def read(path: Path, wanted: SampleKind) -> tuple[np.ndarray, np.ndarray]:
     """Samples and labels, checked to have the run's shape, dtype and classes."""
-    x, y = _pictures(path, task) if path.is_dir() else _arrays(path)
+    x, y = _pictures(path, wanted) if path.is_dir() else _arrays(path)
     images, shape = holds_images(x), sample_shape(x)
-    if (images, shape) != (task.images, task.shape):
+    if (images, shape) != (wanted.images, wanted.shape):
         kinds = {True: "images of bytes", False: "numbers"}
-        raise UserError(f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[task.images]} of {task.shape}")
-    if y.max() >= task.classes:
-        raise UserError(f"{path}: has a label {y.max()}; the run's classes are 0 to {task.classes - 1}")
+        raise UserError(
+            f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[wanted.images]} of {wanted.shape}"
+        )
+    if y.max() >= wanted.classes:
+        raise UserError(f"{path}: has a label {y.max()}; the run's classes are 0 to {wanted.classes - 1}")
     return x, y
 
 
@@ -53,11 +55,11 @@ def _classes(folder: Path) -> dict[int, list[Path]]:
     return classes
 
 
-def _pictures(folder: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    if not task.images or task.shape[0] not in MODES:
-        raise UserError(f"{folder}: holds pictures, but the run's samples are of shape {task.shape}")
+def _pictures(folder: Path, wanted: SampleKind) -> tuple[np.ndarray, np.ndarray]:
+    if not wanted.images or wanted.shape[0] not in MODES:
+        raise UserError(f"{folder}: holds pictures, but the run's samples are of shape {wanted.shape}")
     classes = _classes(folder)
-    x = np.stack([_decode(path, task.shape) for files in classes.values() for path in files])
+    x = np.stack([_decode(path, wanted.shape) for files in classes.values() for path in files])
     return x, np.repeat(np.array(list(classes), np.int64), [len(files) for files in classes.values()])
 
 

@@ -11,7 +11,7 @@ And back:
 - `upload`, an ArrayRecord: the client's model `w`, `[P]`; `last`, its upload that the server used before, where
   the server keeps the mean of all clients; and what else the server cannot compute from these
   (`fedman.flower.exchange`);
-- `figures`, a MetricRecord: `loss`, and the MAN term of each layer as `man.LAYER`.
+- `figures`, a MetricRecord: `loss`, and the terms of the penalty as `penalty.NAME`.
 
 A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",
 with `round` alone); the answer is `node`, a ConfigRecord: `client`, and `samples`, the size of the client's own data, 0
@@ -28,14 +28,14 @@ ROUND, SERVER = "round", "server"
 REPLY, UPLOAD, FIGURES = "reply", "upload", "figures"
 NODE = "node"
 LAST = "last"
-LAYER = "man."
+TERM = "penalty."
 
 REFUSED, UNREADABLE = 100, 101
 """Codes of Flower errors: of a client's own reason, and of a reply that the server cannot unpack."""
 
 
 @dataclass(frozen=True)
-class Task:
+class SampleKind:
     """What a client's samples must look like, and how they are normalised: the server's, for everybody."""
 
     shape: tuple[int, ...]  # as the model sees a sample
@@ -56,7 +56,7 @@ class Order:
     accepted: int  # the last round whose reply the server used; -1: none
     keep_last: bool  # whether the server wants the upload of that round again
     settings: str  # the run's configuration, JSON
-    task: str  # the fields of a `Task`, JSON
+    samples: str  # the fields of a `SampleKind`, JSON
 
     @property
     def tag(self) -> dict[str, str | int]:

@@ -19,7 +19,7 @@ from fedman.errors import Interrupted, UserError
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
-from fedman.flower.messages import Task
+from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster
 from fedman.flower.server_options import ServerOptions, save_options
 from fedman.runs.build import Built, build
@@ -64,10 +64,9 @@ def serve(
         (federation,) = built.federations
         roster = Roster(grid, federation.samples.sizes(range(config.clients)), service.sizes is not None, stop)
         store = AcceptedUploads()
-        task = json.dumps(asdict(Task(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)))
-        backend = FlowerBackend(
-            federation, store, roster, service, settings=_settings(config, service), task=task, layers=_layers(built)
-        )
+        kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
+        told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
+        backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
         folder = stack.enter_context(RunFolder(out))
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
@@ -91,10 +90,10 @@ def _settings(config: Config, service: ServerOptions) -> str:
     return json.dumps(flat, sort_keys=True)
 
 
-def _layers(built: Built) -> list[str]:
-    """The names of the MAN terms, which are known after a forward pass."""
+def _terms(built: Built) -> list[str]:
+    """The names of the penalty's terms, which are known after a forward pass."""
     (federation,), execution = built.federations, built.executor.execution
     x, y = federation.samples.test(0, 1, federation.dtype)
-    if not execution.layers:
-        execution.man_terms(federation.initial[None], x[None], y[None], None)
-    return execution.layers
+    if not execution.terms:
+        execution.penalty_terms(federation.initial[None], x[None], y[None], None)
+    return execution.terms

@@ -20,7 +20,7 @@ from fedman.execution.device import matmul_precision, one_thread_each, pick_devi
 from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, LAYER, SERVER, Order, Task
+from fedman.flower.messages import LAST, SERVER, TERM, Order, SampleKind
 from fedman.flower.node import Node
 from fedman.flower.screen import read_arrays
 from fedman.runs.build import Built, build
@@ -34,7 +34,7 @@ SHARED = "FEDMAN_SHARED_DATA"
 
 def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """One client's round: what goes up, and the figures. The memory is on the disk before the reply leaves."""
-    built = _build(order.settings, order.task, node.data, node.data_dir, node.device)
+    built = _build(order.settings, order.samples, node.data, node.data_dir, node.device)
     federation = _federation(built, order, own=bool(node.data))
     algorithm, w = federation.algorithm, federation.initial
     travels = exchange(algorithm)
@@ -44,23 +44,23 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
     memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
-    names = (*algorithm.client, *([LAST] if order.keep_last else []))
+    names = (*federation.memory, *([LAST] if order.keep_last else []))
     kept = memory.load(order.accepted, names, w.cpu()) if names and order.accepted >= 0 else {}
-    remembered = {name: kept.get(name, torch.zeros_like(w)).to(w.device)[None] for name in algorithm.client}
+    remembered = {name: kept.get(name, start).to(w.device)[None] for name, start in federation.memory.items()}
 
     with one_thread_each(federation.device), matmul_precision(built.precision):
         round = Round(order.round, [order.client], federation.training.rate(order.round))
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
-        w, figures = run_local_steps(local, built.executor)
-    leaves, upload = algorithm.finish(w, vectors, local.memory, local.hp)
+        result = run_local_steps(local, built.executor)
+    leaves, upload = federation.finish(local, result, vectors)
     if names:
-        memory.save(order.round, {name: ({**leaves, LAST: w})[name][0] for name in names})
+        memory.save(order.round, {name: ({**leaves, LAST: result.w})[name][0] for name in names})
     sent = {name: upload[name][0] for name in travels.up}
     if LAST in kept:
         sent[LAST] = kept[LAST]
     return (
         {name: v.cpu().numpy() for name, v in sent.items()},
-        {name if name == "loss" else LAYER + name: v.double().item() for name, v in figures.items()},
+        {name if name == "loss" else TERM + name: v.double().item() for name, v in result.figures.items()},
     )
 
 
@@ -81,25 +81,25 @@ def _federation(built: Built, order: Order, own: bool) -> Federation:
 
 
 @lru_cache(maxsize=1)
-def _build(settings: str, task: str, data: str, data_dir: str, device: str) -> Built:
+def _build(settings: str, samples: str, data: str, data_dir: str, device: str) -> Built:
     """What a process keeps between rounds: the samples of the clients here, and what trains one of them."""
-    config, wanted = resolve(json.loads(settings)), Task(**json.loads(task))
-    samples = _own(data, wanted) if data else _public(config, wanted, data_dir)
-    parts = [np.arange(len(samples.y_train))] if data else None
-    return build([config], samples, pick_device(device), parts=parts)
+    config, wanted = resolve(json.loads(settings)), SampleKind(**json.loads(samples))
+    found = _own(data, wanted) if data else _public(config, wanted, data_dir)
+    parts = [np.arange(len(found.y_train))] if data else None
+    return build([config], found, pick_device(device), parts=parts)
 
 
-def _own(path: str, task: Task) -> Dataset:
-    x, y = client_data.read(Path(path).expanduser(), task)
-    return Dataset(CUSTOM, x, y, x[:0], y[:0], task.classes, task.mean, task.std)
+def _own(path: str, wanted: SampleKind) -> Dataset:
+    x, y = client_data.read(Path(path).expanduser(), wanted)
+    return Dataset(CUSTOM, x, y, x[:0], y[:0], wanted.classes, wanted.mean, wanted.std)
 
 
-def _public(config: Config, task: Task, data_dir: str) -> Dataset:
+def _public(config: Config, wanted: SampleKind, data_dir: str) -> Dataset:
     """The run's data set as it lies on this machine; the server cannot name a file here."""
     name = os.environ.get(SHARED, config.dataset)
     if SHARED not in os.environ and (name == CUSTOM or is_path(name)):
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
-    if (data.shape, data.classes, holds_images(data.x_train)) != (task.shape, task.classes, task.images):
-        raise UserError(f"dataset: {name} here has {data.classes} classes of {data.shape}, the run wants {task}")
-    return replace(data, mean=task.mean, std=task.std)
+    if (data.shape, data.classes, holds_images(data.x_train)) != (wanted.shape, wanted.classes, wanted.images):
+        raise UserError(f"dataset: {name} here has {data.classes} classes of {data.shape}, the run wants {wanted}")
+    return replace(data, mean=wanted.mean, std=wanted.std)

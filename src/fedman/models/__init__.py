@@ -6,12 +6,12 @@ that a client's loss depends on its own weights alone. This module imports witho
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedman.errors import UserError
+from fedman.parts import find
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +26,13 @@ MODELS = {
     "small_cnn": "fedman.models.convnet:small_cnn",
     ANY_SHAPE: "fedman.models.mlp:MLP",
     "resnet18_gn": "fedman.models.resnet:ResNet18",
+    "lstm": "fedman.models.text:LSTM",
+    "transformer": "fedman.models.text:Transformer",
 }
-"""Where each model's builder is, "module:name": a function of the shape of a sample and the number of classes."""
+"""Where each model's builder is, "module:name": a function of the shape of a sample and the number of outputs."""
+
+OF_IDS = ("lstm", "transformer")
+"""The models of samples that are ids `[T]`; their output is `[B, T, outputs]`."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,55 @@ MAN_VARIANTS = {
 }
 
 
-def build(name: str, shape: Sequence[int], classes: int) -> nn.Module:
-    """The model `name` for samples of `shape` and `classes` outputs, with PyTorch's default initialisation."""
-    if name not in MODELS:
-        raise UserError(f"model: {name!r} is not one of {', '.join(MODELS)}; hand a module of your own to fedman.run")
-    if name != ANY_SHAPE and len(shape) != 3:
+def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
+    """The model `name` for samples of `shape` and so many outputs, with PyTorch's default initialisation.
+
+    `module:builder` is a user's own: a function of the shape and the number of outputs, or a class made with both.
+    """
+    if name in MODELS:
+        _check_shape(name, shape)
+        model: nn.Module = find("model", MODELS[name])(shape, outputs)
+        return model
+    builder = find("model", name, MODELS)
+    if not callable(builder):
+        raise UserError(f"model: {name} is {_type(builder)}, not a function of a sample's shape and the outputs")
+    try:
+        own = builder(shape, outputs)
+    except UserError:
+        raise
+    except Exception as error:  # a user's builder may raise anything
+        why = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise UserError(f"model: {name}({tuple(shape)}, {outputs}) failed ({why})") from error
+    from torch import nn
+
+    if not isinstance(own, nn.Module):
+        raise UserError(f"model: {name} returned {_type(own)}, not an nn.Module")
+    return own
+
+
+def takes_ids(model: nn.Module) -> bool:
+    """Whether samples must stay whole numbers for this model: it looks them up in an `nn.Embedding`."""
+    from torch import nn
+
+    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
+
+
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    if name in OF_IDS and len(shape) != 1:
+        raise UserError(f"model: {name} needs samples of ids [T], the data has samples of shape {tuple(shape)}")
+    if name not in (ANY_SHAPE, *OF_IDS) and len(shape) != 3:
         raise UserError(f"model: {name} needs images, the data has rows of shape {tuple(shape)}; try model={ANY_SHAPE}")
-    builder = pkgutil.resolve_name(MODELS[name])
-    return builder(shape, classes)
 
 
-def man_variant(model: str, variant: str) -> ManVariant:
-    """The form of the MAN term called `variant`, for this model."""
+def _type(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def man_variant(model: str | None, variant: str) -> ManVariant:
+    """The form of the MAN term called `variant`, for the model of this name; None: whatever model."""
     if variant not in MAN_VARIANTS:
         raise UserError(f"man_variant: {variant!r} is not one of {', '.join(MAN_VARIANTS)}")
     found = MAN_VARIANTS[variant]
-    if found.model not in (None, model):
+    if model is not None and found.model not in (None, model):
         raise UserError(f"man_variant: {variant} belongs to model {found.model}")
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
+from fedman.errors import UserError
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -31,3 +32,47 @@ class Penalty(ABC):
     @abstractmethod
     def attach(self, model: nn.Module) -> Terms:
         """Hooks on the model that measure the terms whenever it is called. Works under `torch.func.vmap`."""
+
+    def check(self, model: str) -> None:  # noqa: B027
+        """Raise a `UserError` where hyper-parameters do not go together, or not with the model of this name."""
+
+
+def attach(penalty: Penalty, model: nn.Module) -> Terms:
+    """`penalty.attach(model)`, checked."""
+    name = type(penalty).__name__
+    try:
+        attached = penalty.attach(model)
+    except UserError:
+        raise
+    except Exception as error:  # a user's penalty may raise anything
+        why = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise UserError(f"penalty: {name}.attach failed for {type(model).__name__} ({why})") from error
+    if not callable(getattr(attached, "terms", None)):
+        raise UserError(f"penalty: {name}.attach returned {shown(attached)}, not an object with a method terms(weight)")
+    return attached
+
+
+def check_terms(penalty: Penalty, terms: object) -> Mapping[str, Tensor]:
+    """What `terms(weight)` of an attached penalty returned, if it is a mapping from names to scalar tensors."""
+    import torch
+
+    where = f"penalty: terms of {type(penalty).__name__}"
+    if not isinstance(terms, Mapping):
+        raise UserError(f"{where} are {shown(terms)}, not a mapping from names to scalar tensors")
+    if not terms:
+        raise UserError(f"{where} are empty; at least one is needed")
+    for name, term in terms.items():
+        if not isinstance(name, str):
+            raise UserError(f"{where}: {name!r} is not a name (a str)")
+        if not isinstance(term, torch.Tensor):
+            raise UserError(f"{where}: {name!r} is {shown(term)}, not a scalar tensor")
+        if term.ndim:
+            raise UserError(f"{where}: {name!r} has shape {tuple(term.shape)}; a scalar has none")
+        if not term.is_floating_point():
+            raise UserError(f"{where}: {name!r} has type {term.dtype}, which has no gradient")
+    return cast("Mapping[str, Tensor]", terms)
+
+
+def shown(value: object) -> str:
+    """A value's type in a message."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -8,12 +8,14 @@ the mean of squares of a layer's entries; a client's loss is L + ζR.
     man = ActivationNorm(model)
     loss = cross_entropy(model(x), y) + 0.15 * man()
 
-This file finds the activations; `fedman.penalties.autograd` measures them.
+This file finds the activations; `fedman.penalties.recurrent` knows where recurrent layers have their samples,
+`fedman.penalties.autograd` measures.
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +32,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fedman.errors import UserError, nearest
 from fedman.penalties.autograd import tap, transforms_active
+from fedman.penalties.recurrent import CELLS, RECURRENT, PackedSequence, by_samples, samples_first
 
 Measure = Callable[[Tensor], Tensor]
 Layers = str | Iterable[str] | Mapping[str, Measure] | None
@@ -63,6 +66,11 @@ def mean_square_and_variance(a: Tensor) -> Tensor:
     return mean_square(a) + a.var(0).mean()
 
 
+def mean_absolute(a: Tensor) -> Tensor:
+    """Each sample's mean of absolute values, [B, ...] to [B]; half precision is summed in float32."""
+    return (a.float() if a.itemsize == 2 else a).abs().reshape(*a.shape[:1], -1).mean(-1)
+
+
 MEASURES: dict[str, Measure] = {f.__name__: f for f in (mean_square, mean_square_and_variance)}
 """The measures that a model's registry entry can name."""
 
@@ -73,36 +81,48 @@ class _Pass:
 
     grad: bool  # whether gradients were enabled when it began
     taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
-    last: Tensor | None = None  # the activation tapped last
+    steps: dict[str, int] = field(default_factory=dict)  # by recurrent cell: its calls; its tap is their sum
+    last: Tensor | PackedSequence | None = None  # the activation tapped last
     depth: int = 1  # nested calls of the model: more than one where it calls itself
     muted: int = 0  # activation modules being called: their functional calls do not count
 
-    def tap(self, name: str, out: Any, z: Any = None, measure: Measure | None = None, first: str = "") -> Any:
-        """Measure `out`, computed from z, as layer `name` ("" is the model itself).
+    def tap(
+        self,
+        name: str,
+        out: Any,
+        z: Any = None,
+        measure: Measure | None = None,
+        first: str = "",
+        module: nn.Module | None = None,
+    ) -> Any:
+        """Measure `out`, computed from z by `module`, as layer `name` ("" is the model itself).
 
-        Its first use counts as `name + first`, the others as `name#2`, `name#3`, ..., skipping what is taken.
-        Returns the output to pass on.
+        Its first use counts as `name + first`, the others as `name#2`, `name#3`, ..., skipping what is taken; the
+        steps of a recurrent cell are one layer. Returns the output to pass on.
         """
-        leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out)
+        leaves, spec = ([out], None) if isinstance(out, Tensor) else tree_flatten(out, _is_packed)
         i = _position(name, leaves)
-        a = leaves[i]
-        if not name and a is self.last:
+        if not name and leaves[i] is self.last:
             return out
         if self.grad and not torch.is_grad_enabled() and any(_frames(CheckpointFunction.forward.__code__)):
             raise UserError(f"ActivationNorm: layer {name!r} is checkpointed with use_reentrant=True; use False")
-        if measure is None:
-            leaves[i], s = tap(a, z)
-        else:
-            s = measure(a)
-            if s.shape != a.shape[:1]:
-                shapes = f"{tuple(a.shape)} to {tuple(s.shape)}, not to {tuple(a.shape[:1])}"
-                raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
-            s = s / s.numel()
+        leaves[i], s = _measured(name, leaves[i], z, measure, module)
+        s = s if s.ndim else s.unsqueeze(0)
         self.last = leaves[i]
-        name = name or "output"
-        keys = chain([name + first], (f"{name}#{k}" for k in count(2)))
-        self.taps[next(key for key in keys if key not in self.taps)] = s if s.ndim else s.unsqueeze(0)
+        if name and isinstance(module, CELLS):
+            self.steps[name] = self.steps.get(name, 0) + 1
+            self.taps[name] = s if self.steps[name] == 1 else _added(self.taps[name], s)
+        else:
+            name = name or "output"
+            keys = chain([name + first], (f"{name}#{k}" for k in count(2)))
+            self.taps[next(key for key in keys if key not in self.taps)] = s
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
+
+    def finish(self) -> None:
+        """The last of the pass: a cell's steps are averaged."""
+        for name, steps in self.steps.items():
+            self.taps[name] = self.taps[name] / steps
+        self.last = None
 
 
 class _FunctionalTaps(TorchFunctionMode):
@@ -122,17 +142,24 @@ class _FunctionalTaps(TorchFunctionMode):
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
             # Its recomputation in the backward pass saves less than the first run: the mode is off there.
             raise UserError(f"ActivationNorm: {name} is called as a function in a checkpointed part; use its nn.Module")
-        return current.tap(name, out, args[0] if args else None, first="#1")
+        return current.tap(name, out, args[0] if args else None, self.man._measure, "#1")
 
 
 class ActivationNorm:
     """The MAN term of the model's latest forward pass: `model(x)`, then `man()`.
 
-    `layers`: None taps the output of every activation module and of every functional activation in the forward
-    pass, in order of use; an iterable of module names taps the outputs of these modules; a mapping from names to
-    measures does so with measures other than the mean of squares: functions from an activation [B, ...] to
-    values [B]. `output`: whether the model's output (the logits) is a layer too; where the model ends in a tapped
-    layer, that counts once. Of an output with several tensors the first one counts.
+    `layers`: None taps the output of every activation module, of every functional activation and of every recurrent
+    layer in the forward pass, in order of use; an iterable of module names taps the outputs of these modules; a mapping
+    from names to measures does so with measures other than the mean of squares: functions from an activation [B, ...]
+    to values [B]. `measure` replaces the mean of squares for all layers that have none of their own. `output`: whether
+    the model's output (the logits) is a layer too; where the model ends in a tapped layer, that counts once. Of an
+    output with several tensors the first one counts.
+
+    Of `nn.LSTM`, `nn.GRU` and `nn.RNN` the output sequence counts, every step of it an entry: of several layers in one
+    module that is the last layer's, since the module does not return the others (one module a layer counts them
+    all). Of `nn.LSTMCell` and the other cells the hidden state counts; the steps of a cell are one layer, their mean
+    its term. Steps of padding in a `PackedSequence` do not exist: a sample's entries are its own steps.
+    A model in which nothing was found to measure but its output gives a warning.
 
     Only the latest forward pass counts, and once: `man()` and `man.terms()` consume it. To sum over several
     passes (two views of a batch, accumulation of gradients), call `man()` after each. One model has one
@@ -143,21 +170,23 @@ class ActivationNorm:
     Functional activations inside a checkpointed part are refused.
     """
 
-    def __init__(self, model: nn.Module, layers: Layers = None, *, output: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Layers = None, *, output: bool = True, measure: Measure | None = None
+    ) -> None:
         chosen = _choose(model, layers)
         for hook in list(model._forward_pre_hooks.values()):
             if isinstance(former := getattr(hook, "__self__", None), ActivationNorm):
                 former.remove()
-        self._output = output
+        self._output, self._measure, self._warned = output, measure, False
         self._functional = _FunctionalTaps(self) if layers is None else None
         self._running: _Pass | None = None
         self._done: _Pass | None = None
         self._report: tuple[tuple[str, ...], Tensor | None] = ((), None)
         self._handles = [model.register_forward_pre_hook(self._enter)]
-        for name, (module, measure) in chosen.items():
+        for name, (module, own) in chosen.items():
             if layers is None:
                 self._handles.append(module.register_forward_pre_hook(self._mute))
-            self._handles.append(module.register_forward_hook(partial(self._tap_module, name, measure)))
+            self._handles.append(module.register_forward_hook(partial(self._tap_module, name, own or measure)))
         self._handles.append(model.register_forward_hook(self._leave, always_call=True))
 
     def __call__(self, weight: Tensor | None = None) -> Tensor:
@@ -225,7 +254,8 @@ class ActivationNorm:
 
     def _leave(self, model: nn.Module, args: Any, out: Any) -> Any:
         if _recomputing():
-            return _Pass(True).tap("", out) if self._output and out is not None else None
+            recomputed = self._output and out is not None
+            return _Pass(True).tap("", out, measure=self._measure, module=model) if recomputed else None
         current = self._running
         if current is None:
             return None
@@ -237,10 +267,27 @@ class ActivationNorm:
             self._functional.__exit__(None, None, None)
         if out is None:  # the forward pass has failed
             return None
+        found = bool(current.taps) or self._functional is None
         if self._output:
-            out = current.tap("", out)
-        current.last, self._done = None, current
+            out = current.tap("", out, measure=self._measure, module=model)
+            if not found:
+                self._warn(model)
+        current.finish()
+        self._done = current
         return out
+
+    def _warn(self, model: nn.Module) -> None:
+        """Say once that nothing was found to measure but the output."""
+        if self._warned or isinstance(model, RECURRENT) or torch.compiler.is_compiling():
+            return
+        self._warned = True
+        children = ", ".join(repr(name) for name, _ in model.named_children())
+        warnings.warn(
+            f"MAN: found no activation in {type(model).__name__}, only its output counts; "
+            f"name layers with ActivationNorm(model, [...])" + (f", out of {children}" if children else ""),
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _mute(self, module: nn.Module, args: Any) -> None:
         """Do not count the functional calls inside an activation module."""
@@ -251,20 +298,21 @@ class ActivationNorm:
         _refuse_replica(module)
         z = args[0] if args else None
         if _recomputing():  # checkpointing expects the tensors that the first run saved for the backward pass
-            return _Pass(True).tap(name, out, z, measure)
+            return _Pass(True).tap(name, out, z, measure, module=module)
         if self._running is None:
             return None
         if self._functional is not None:
             self._running.muted -= 1
         with torch._C.DisableTorchFunction():  # the tap's own calls need not go through the mode: 30 µs a layer
-            return self._running.tap(name, out, z, measure)
+            return self._running.tap(name, out, z, measure, module=module)
 
 
 def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
     """The modules to tap by name, with their measures (None: the mean of squares)."""
     modules = {name: module for name, module in model.named_modules() if name}
     if layers is None:
-        return {name: (module, None) for name, module in modules.items() if isinstance(module, ACTIVATION_MODULES)}
+        found = (*ACTIVATION_MODULES, *RECURRENT)
+        return {name: (module, None) for name, module in modules.items() if isinstance(module, found)}
     names = [layers] if isinstance(layers, str) else list(layers)
     measures = dict(layers) if isinstance(layers, Mapping) else {}
     for name in names:
@@ -277,10 +325,37 @@ def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Meas
     return {name: (modules[name], measures.get(name)) for name in names}
 
 
+def _measured(name: str, out: Any, z: Any, measure: Measure | None, module: nn.Module | None) -> tuple[Any, Tensor]:
+    """An activation to pass on, and each sample's share in its term [B]."""
+    if _is_packed(out):
+        data, s = _measured(name, out.data, None, measure, None)
+        return out._replace(data=data), by_samples(out, s)
+    if samples_first(module, out):
+        if measure is None:
+            return tap(out, z)
+        s = measure(out)
+        if s.shape != out.shape[:1]:
+            shapes = f"{tuple(out.shape)} to {tuple(s.shape)}, not to {tuple(out.shape[:1])}"
+            raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
+        return out, s / s.numel()
+    a, s = _measured(name, out.transpose(0, 1), None, measure, None)
+    return a.transpose(0, 1), s
+
+
+def _is_packed(out: Any) -> bool:
+    return isinstance(out, PackedSequence)
+
+
+def _added(total: Tensor, s: Tensor) -> Tensor:
+    """Two steps of a cell; steps with different numbers of samples are added as sums over them."""
+    return total + s if total.shape == s.shape else total.sum(0, keepdim=True) + s.sum(0, keepdim=True)
+
+
 def _position(name: str, leaves: list[Any]) -> int:
     """Which leaf of an output is the activation: the first floating-point tensor with samples, or the only tensor."""
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and (leaf.ndim or len(leaves) == 1):
+        a = leaf.data if _is_packed(leaf) else leaf
+        if isinstance(a, Tensor) and a.is_floating_point() and (a.ndim or len(leaves) == 1):
             return i
     kinds = ", ".join(str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
     where = f"the output of layer {name!r}" if name else "the model's output"

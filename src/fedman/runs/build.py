@@ -10,20 +10,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedman.algorithms import ALGORITHMS
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
 from fedman.data import Dataset, partition
+from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.base import is_large
 from fedman.execution.choice import choose
 from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
-from fedman.models import man_variant
+from fedman.models import takes_ids
 from fedman.models.parameters import ParameterLayout, flatten
-from fedman.penalties.man import MEASURES, Measure
+from fedman.tasks import Task
 from fedman.training.batches import Samples
+from fedman.training.check import check_algorithm, check_fit
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
 from fedman.training.settings import Training
@@ -31,8 +32,8 @@ from fedman.training.settings import Training
 
 def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
-    the algorithm's other numbers (a switch of the algorithm decides the work)."""
-    numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool)]
+    the algorithm's other numbers (a switch or a word of the algorithm decides the work)."""
+    numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool | str)]
     apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
@@ -62,33 +63,40 @@ def build(
     `model` replaces the configured one; `parts` are the clients' samples where they are not the configured partition.
     """
     first, where = configs[0], torch.device(device)
-    samples = on_device(data, device, data.augment if first.augment is None else first.augment)
+    task = first.make_task()
     split = [
         parts
         if parts is not None
         else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
         for c in configs
     ]
-    models = [model if model is not None else initial_model(c.model, data, c.seed) for c in configs]
+    models = [model if model is not None else initial_model(c.model, data, task, c.seed) for c in configs]
+    samples = on_device(data, device, data.augment if first.augment is None else first.augment, takes_ids(models[0]))
     layout = ParameterLayout.of(models[0])
     precision = pick_precision(first.precision, device, is_large(layout.size))
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    check_fit(task, data, models[0], samples)
+    algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
     chunk = first.chunk or default_chunk(layout.size, where)
     execution = choose(
         models[0],
-        samples.shape if samples.images else (),
-        where,
+        task,
+        first.make_penalty(),
         precision,
+        where,
         chunk,
-        output=first.man_logits,
-        layers=man_layers(first.model, first.man_variant),
+        (samples.inputs(samples.x[:2], dtype), samples.y[:2]),
+        samples.shape if samples.images else (),
     )
+    if not execution.stacks and where.type == "cpu":
+        chunk = 1
     executor = Executor(execution, where, stopping or threading.Event())
     one_shape = executor.graphs is not None or len(configs) > 1  # a graph and a stack of runs want draws of one shape
     longest = max(len(part) for each in split for part in each) if one_shape else None
-    dtype = torch.float64 if precision == "fp64" else torch.float32
     federations = [
         Federation(
-            algorithm=ALGORITHMS[config.algorithm](**config.hyper),
+            algorithm=algorithm,
+            optimizer=config.make_optimizer(),
             samples=replace(samples, parts=[torch.as_tensor(p, device=device) for p in each]),
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),
@@ -99,9 +107,10 @@ def build(
             image_layout=execution.image_layout,
             fused=execution.fused,
         )
-        for config, each, start in zip(configs, split, models, strict=True)
+        for config, algorithm, each, start in zip(configs, algorithms, split, models, strict=True)
     ]
-    return Built(federations, executor, Evaluator(executor, samples, dtype), precision, InProcess(executor, chunk))
+    evaluator = Evaluator(executor, samples, dtype, parts=data.test_parts)
+    return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))
 
 
 def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:
@@ -110,25 +119,22 @@ def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:
     return n / n.mean()
 
 
-def on_device(data: Dataset, device: str, augment: bool) -> Samples:
-    """A data set's samples on the device, not yet split over clients."""
+def on_device(data: Dataset, device: str, augment: bool, ids: bool) -> Samples:
+    """A data set's samples on the device, not yet split over clients. Whole numbers stay so where the model takes
+    `ids`."""
     x, y, x_test, y_test = (
         torch.as_tensor(a, device=device) for a in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
+    if not x.is_floating_point() and not holds_images(x) and not (ids if data.ids is None else data.ids):
+        x, x_test = x.float(), x_test.float()
     samples = Samples(x, y, x_test, y_test, [], data.mean, data.std, augment)
     if augment and not samples.images:
         raise UserError(f"augment: {data.name} holds no images of bytes (uint8); use augment=false")
     return samples
 
 
-def initial_model(name: str, data: Dataset, seed: int) -> nn.Module:
+def initial_model(name: str, data: Dataset, task: Task, seed: int) -> nn.Module:
     """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_model(name, data.shape, data.classes)
-
-
-def man_layers(model: str, variant: str) -> dict[str, Measure] | None:
-    """The layers of a variant of the MAN term, as `ActivationNorm` takes them; None: all activations."""
-    layers = man_variant(model, variant).layers
-    return {name: MEASURES[measure] for name, measure in layers.items()} if layers is not None else None
+        return build_model(name, data.shape, task.outputs(data))

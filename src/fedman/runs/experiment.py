@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import cast
 
@@ -26,11 +27,12 @@ from fedman.runs import checkpoint
 from fedman.runs.atomic import write_toml
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, Progress, RoundRecord, Summary, headline
+from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures, headline
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import tensorboard
 from fedman.runs.version import version
 from fedman.training.aggregate import Outcome, collect
+from fedman.training.evaluate import spread
 from fedman.training.federation import Assignment, Federation
 from fedman.training.round import Schedule
 from fedman.training.state import RunState
@@ -45,9 +47,15 @@ class Result:
     models: dict[str, dict[str, Tensor]]  # "all", "sel", "cloud": parameters by name, for load_state_dict
 
     @property
-    def accuracy(self) -> float:
-        """The test accuracy of `all`, the mean of all clients' last models, in percent."""
+    def headline(self) -> float:
+        """The figure by which runs are compared, of `all`, the mean of all clients' last models: by default the test
+        accuracy in percent."""
         return headline(self.summary)
+
+    @property
+    def accuracy(self) -> float:
+        """The test accuracy of `all` in percent; not a number for a task that has none."""
+        return headline(self.summary) if "accuracy" in self.summary else nan
 
 
 def run(
@@ -116,6 +124,8 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
         self.settings = config.flat()
+        task = built.evaluator.task
+        self.headline = Headline(task.headline, not task.higher_is_better)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
@@ -145,26 +155,40 @@ class Run:
             every = self.config.eval_every if name == "all" else self.config.eval_others_every
             if done == self.config.rounds or done % every == 0:
                 same = name == "cloud" and "sel" in scores and w is models["sel"]
-                scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w))
+                each = name == next(iter(models)) and self._by_client(done)
+                scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
         self.pending = outcome, scores
         if self.federation.device.type == "cpu":
             self.record()
+
+    def _by_client(self, done: int) -> bool:
+        """Whether the clients' own test sets are due."""
+        due = done == self.config.rounds or done % self.config.eval_others_every == 0
+        return due and self.built.evaluator.parts is not None
 
     def record(self) -> None:
         """Write the record of the round that was evaluated, if there is one; save; tell."""
         if self.pending is None:
             return
         (outcome, scores), self.pending = self.pending, None
-        graded = {name: self.built.evaluator.grade(v.values()) for name, v in scores.items()}
+        evaluator = self.built.evaluator
+        rows = {name: v.values() for name, v in scores.items()}
+        graded = {name: evaluator.grade(v) for name, v in rows.items()}
+        names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
         now = time.perf_counter()
         values = {
             "round": self.state.round,
             **{name: v for name, v in vars(outcome).items() if name != "transfers"},
             **(vars(outcome.transfers) if outcome.transfers else {}),
-            "accuracy": {name: accuracy for name, (accuracy, _) in graded.items()},
+            **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
             "seconds": round((now - self.clock) / self.stacked, 4),
         }
+        if own := [v for v in rows.values() if len(v) > 1]:
+            each = evaluator.by_client(own[0])
+            values["clients"] = spread(each, evaluator.task.higher_is_better)
+            if self.state.round == self.config.rounds:
+                values["clients"] |= {"each": each}
         record = cast(RoundRecord, values)
         self.clock = now
         self.records.append(record)
@@ -197,18 +221,23 @@ class Run:
         """Write the last record, the summary and the models; the checkpoints have served."""
         self.record()
         last = self.records[-1]
-        summary: Summary = {
+        values = {
             "method": self.config.method,
             "config": self.settings,
-            "accuracy": last["accuracy"],
+            **figures(last),
             "test_loss": last["test_loss"],
-            "rounds_to_target": rounds_to_target(self.records, self.config.target),
+            "rounds_to_target": rounds_to_target(self.records, self.config.target, self.headline),
             "seconds": round(self.spent, 3),
             "device": device_name(self.federation.device),
             "precision": self.built.precision,
             "version": version(),
             "torch": torch.__version__,
         }
+        summary = cast(Summary, values)
+        if self.headline != Headline():
+            summary["headline"], summary["lower_is_better"] = self.headline.name, self.headline.lower_is_better
+        if "clients" in last:
+            summary["clients"] = last["clients"]
         if self.stacked > 1:
             summary["stacked"] = self.stacked
         models = {
@@ -272,8 +301,9 @@ def finished_result(config: Config, out: str | Path, resume: bool) -> Result | N
     return Result(ending, folder.read_rounds(), folder.read_models())
 
 
-def rounds_to_target(records: list[RoundRecord], target: float | None) -> int | None:
+def rounds_to_target(records: list[RoundRecord], target: float | None, headline: Headline) -> int | None:
     """The first round (counted from 1) in which `all` reaches the target; None if it never does."""
     if target is None:
         return None
-    return next((r["round"] for r in records if r["accuracy"].get("all", -1) >= target), None)
+    curve = ((r["round"], figure(r, headline.name).get("all")) for r in records)
+    return next((t for t, value in curve if value is not None and headline.reaches(value, target)), None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fedman.algorithms import ALGORITHMS, hyperparameters
-from fedman.config import KEYS, Config, Preset, parse_value, resolve
+from fedman.algorithms import ALGORITHMS
+from fedman.config import KEYS, PARTS, Config, Preset, parse_value, resolve
 from fedman.errors import UserError
+from fedman.parts import hyperparameters
 
 MAX_CELLS = 10_000
 
@@ -73,18 +75,26 @@ def _product(
 
     A hyper-parameter of one of the algorithms is given to those that have it.
     """
-    default, lists = KEYS["algorithm"].default, {**axes, **given}
+    lists = {**axes, **given}
     named = {*axes, *(key for key, options in given.items() if len(options) > 1)}
-    own = {name: hyperparameters(ALGORITHMS[name]) for name in lists.get("algorithm", [default]) if name in ALGORITHMS}
-    found = {key for names in own.values() for key in names}
+    own = {(kind, name): set(hyperparameters(part)) - set(KEYS) for kind, name, part in _named_parts(lists)}
+    found = set().union(*own.values())
     grid: dict[str, Cell] = {}
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        foreign = found - set(own.get(chosen.get("algorithm", default), found))
+        foreign = found - set().union(*(own.get((kind, str(chosen.get(kind, ""))), set()) for kind in PARTS))
         chosen = {key: value for key, value in chosen.items() if key not in foreign}
         cell = Cell({key: v for key, v in chosen.items() if key in named}, resolve(chosen, preset))
         grid.setdefault(cell.name, cell)
     return grid
+
+
+def _named_parts(lists: Mapping[str, Collection[Any]]) -> Iterator[tuple[str, str, type[Any]]]:
+    """The parts that a grid names, by kind and name; those that are not there are told when a run is resolved."""
+    for kind, registry in PARTS.items():
+        for name in lists.get(kind, ()):
+            with suppress(UserError):
+                yield kind, str(name), registry[str(name)]
 
 
 def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
@@ -98,10 +108,9 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
     for grid in sweep.grids:
         whole |= _product(grid.base, grid.axes, given)
     part = runs = [(cell, cell.config.flat()) for cell in whole.values()]
-    algorithms = {ALGORITHMS[cell.config.algorithm]: None for cell in whole.values()}
     for key in axes & lists.keys():
         has = {flat.get(key): None for _, flat in runs}
-        wanted = [parse_value(key, option, algorithms) for option in lists[key]]
+        wanted = [parse_value(key, option) for option in lists[key]]
         for value in wanted:
             if value not in has:
                 there = ", ".join(f"{v:g}" if isinstance(v, float) else str(v).lower() for v in has if v is not None)

@@ -6,6 +6,7 @@ pydantic is imported when something is read, so that training does without it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from math import inf, nan
 from pathlib import Path
@@ -43,6 +44,15 @@ Seconds = Annotated[float, Interval(ge=0, le=1e12)]
 Count = Annotated[int, Interval(ge=0, le=10**18)]
 
 
+class Spread(TypedDict):
+    """The headline of one model on the clients' own test sets."""
+
+    mean: float
+    worst_tenth: float
+    spread: float  # standard deviation
+    each: NotRequired[list[float]]  # at the end of a run: every client's
+
+
 class RoundRecord(TypedDict):
     """A line of `rounds.jsonl`."""
 
@@ -51,10 +61,12 @@ class RoundRecord(TypedDict):
     quarantined: list[int]  # clients whose upload or figures were not finite
     lr: Finite
     loss: Finite  # mean over the cohort's local steps
-    man: dict[str, Finite]  # mean square activation by layer
-    accuracy: dict[str, Percent]  # of the models evaluated in this round: "all", "sel", "cloud"
+    penalty: NotRequired[dict[str, Finite]]  # its terms: of MAN the mean square activation by layer
+    # a figure of the task by its name, here that of classification: of the models evaluated, "all", "sel", "cloud"
+    accuracy: NotRequired[dict[str, Percent]]
     test_loss: dict[str, float]  # of the same models; that of a finite model can overflow
     seconds: Seconds
+    clients: NotRequired[Spread]  # the headline on the clients' own test samples
     refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
@@ -66,10 +78,10 @@ Progress: TypeAlias = Callable[[RoundRecord], object]
 
 
 class Curve(TypedDict):
-    """The accuracy of `all` over the rounds, thinned."""
+    """The headline of `all` over the rounds, thinned."""
 
     round: list[Count]
-    all: list[Percent]
+    all: list[float]
 
 
 @final
@@ -78,7 +90,10 @@ class Summary(TypedDict):
 
     config: Settings
     method: str
-    accuracy: dict[str, Percent]
+    headline: NotRequired[str]  # the figure by which runs are compared, where it is not accuracy
+    lower_is_better: NotRequired[bool]
+    accuracy: NotRequired[dict[str, Percent]]  # a figure of the task by its name, as in a record
+    clients: NotRequired[Spread]
     test_loss: dict[str, float]
     rounds_to_target: Count | None
     seconds: Seconds
@@ -145,15 +160,58 @@ def axes(row: ResultRow) -> Axes:
     return cast(Axes, row["config"])
 
 
+@dataclass(frozen=True)
+class Headline:
+    """The figure by which runs of a task are compared."""
+
+    name: str = "accuracy"
+    lower_is_better: bool = False
+
+    @property
+    def title(self) -> str:
+        """For a table's head."""
+        return f"test {self.name}{', %' if self.name == 'accuracy' else ''}"
+
+    def shown(self, value: float) -> str:
+        """A value with its unit: 53.10 %, or 0.412."""
+        return f"{value:.2f} %" if self.name == "accuracy" else f"{value:.4g}"
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Whether a value is as good as the target."""
+        return value <= target if self.lower_is_better else value >= target
+
+
+def headline_of(ending: Ending) -> Headline:
+    """What an ended run is compared by; that of one that diverged is not known, and accuracy by default."""
+    if "diverged" in ending:
+        return Headline()
+    return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
+
+
+def figures(record: RoundRecord) -> dict[str, dict[str, float]]:
+    """All figures of the task in a record, the headline first, and of each model evaluated the value."""
+    return {
+        name: cast(dict[str, float], value)
+        for name, value in record.items()
+        if isinstance(value, dict) and name not in RoundRecord.__annotations__.keys() - {"accuracy"}
+    }
+
+
+def figure(record: RoundRecord | Ending, name: str) -> dict[str, float]:
+    """A figure of the task, by model: of those evaluated."""
+    return cast(dict[str, dict[str, float]], record).get(name, {})
+
+
 def headline(ending: Ending) -> float:
-    """The test accuracy of `all`, the mean of all clients' last models, in percent; not a number if the run diverged.
+    """The headline of `all`, the mean of all clients' last models (accuracy in percent); not a number if the run
+    diverged.
 
     Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
     """
     if "diverged" in ending:
         return nan
-    accuracy = ending["accuracy"]
-    return accuracy.get("all", accuracy.get("cloud", nan))
+    found = figure(ending, headline_of(ending).name)
+    return found.get("all", found.get("cloud", nan))
 
 
 def differing(one: Settings, other: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finished runs as one compact file: a JSON line each, with the summary and a thinned accuracy curve."""
+"""Finished runs as one compact file: a JSON line each, with the summary and a thinned curve of its headline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text, writing
 from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
-from fedman.runs.records import ResultRow, axes, check_row, content, decisive, headline, parse
+from fedman.runs.records import ResultRow, axes, check_row, content, decisive, figure, headline, headline_of, parse
 
 POINTS = 100  # of a curve
 
@@ -42,10 +42,11 @@ def collect(folder: Path) -> list[ResultRow]:
 def compact(run: RunFolder, row: ResultRow) -> ResultRow:
     """The row of an ended run. The place of its data is left out: it differs from machine to machine."""
     row["config"].pop("data_dir", None)
-    curve = [(r["round"], r["accuracy"]["all"]) for r in run.read_rounds() if "all" in r["accuracy"]]
+    name = headline_of(row).name
+    curve = [(r["round"], found["all"]) for r in run.read_rounds() if "all" in (found := figure(r, name))]
     every = max(1, -(-len(curve) // POINTS))
     thin = curve[::-1][::every][::-1]  # keeps the end
-    row["curve"] = {"round": [t for t, _ in thin], "all": [accuracy for _, accuracy in thin]}
+    row["curve"] = {"round": [t for t, _ in thin], "all": [value for _, value in thin]}
     return check_row(row, str(run.diverged if "diverged" in row else run.summary))
 
 

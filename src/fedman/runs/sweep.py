@@ -12,6 +12,7 @@ from fedman.config import Config
 from fedman.data import Dataset
 from fedman.errors import Diverged
 from fedman.execution.device import pick_device
+from fedman.penalties import PENALTIES
 from fedman.runs.build import stackable
 from fedman.runs.experiment import run_stacked
 from fedman.runs.folder import RunFolder
@@ -62,7 +63,7 @@ def groups(configs: list[Config], device: str) -> list[list[int]]:
 
 
 def table(grid: list[Cell], out: Path) -> tuple[list[str], list[list[str]]]:
-    """Mean ± standard deviation over seeds of the accuracy of `all`, plain beside MAN: (header, rows)."""
+    """Mean ± standard deviation over seeds of the headline of `all`, plain beside each penalty: (header, rows)."""
     groups: dict[tuple[str, ...], dict[float, list[float]]] = {}
     for cell in grid:
         ending = RunFolder(out / cell.name).ending()
@@ -70,8 +71,10 @@ def table(grid: list[Cell], out: Path) -> tuple[list[str], list[list[str]]]:
         label = (ALGORITHMS[cell.config.algorithm].title, *(f"{k}={v}" for k, v in rest.items()))
         if ending is not None:
             groups.setdefault(label, {}).setdefault(cell.config.zeta, []).append(headline(ending))
+    penalties = {PENALTIES[cell.config.penalty].title for cell in grid}
+    added = penalties.pop() if len(penalties) == 1 else "penalty"
     zetas = sorted({zeta for group in groups.values() for zeta in group})
-    header = ["method", *("plain" if z == 0 else f"+MAN ζ={z:g}" for z in zetas)]
+    header = ["method", *("plain" if z == 0 else f"+{added} ζ={z:g}" for z in zetas)]
     gain = 0.0 in zetas and len(zetas) == 2
     lines = []
     for label, group in groups.items():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from fedman.errors import UserError
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Progress, RoundRecord
+from fedman.runs.records import Progress, RoundRecord, figures
 
 
 @contextmanager
@@ -21,8 +21,8 @@ def tensorboard(folder: RunFolder, progress: Progress) -> Iterator[Progress]:
 
         def log(record: RoundRecord) -> None:
             scalars = {"loss": record["loss"], "lr": record["lr"]}
-            scalars |= {f"accuracy/{name}": value for name, value in record["accuracy"].items()}
-            scalars |= {f"man/{layer}": value for layer, value in record["man"].items()}
+            for group, values in {**figures(record), "penalty": record.get("penalty", {})}.items():
+                scalars |= {f"{group}/{name}": value for name, value in values.items()}
             for name, value in scalars.items():
                 writer.add_scalar(name, value, record["round"])
             progress(record)

@@ -38,7 +38,7 @@ class Trained:
     upload: State  # [S, P] each: always the client's model "w"
     memory: State  # [S, P] each: the clients' new memories, where they are kept here
     previous: Tensor | None  # [S, P], what these clients uploaded before; None: not kept
-    figures: dict[str, Tensor]  # [S] each: the "loss", and the MAN term of every layer
+    figures: dict[str, Tensor]  # [S] each: the "loss", and the terms of the penalty
     transfers: Transfers | None = None
 
     def reports(self) -> Tensor:
@@ -55,8 +55,8 @@ class Outcome:
     cohort: list[int]
     quarantined: list[int]  # whose replies were not used; the round's result is the one without them
     lr: float
-    loss: float  # cross-entropy, the mean over the cohort's local steps
-    man: dict[str, float]  # mean square activation by layer, of the clients' final models on their first batch
+    loss: float  # without the penalty; the mean over the cohort's local steps
+    penalty: dict[str, float]  # its terms by name, of the clients' final models on their first batch
     transfers: Transfers | None = None
 
 
@@ -99,7 +99,7 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
         quarantined=[k for k in round.cohort if k not in ids],
         lr=round.lr,
         loss=figures.pop("loss"),
-        man=figures,
+        penalty=figures,
         transfers=trained.transfers,
     )
 

@@ -17,15 +17,15 @@ from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs `[S, B, ...]`, labels `[S, B]`, and the samples' shares in their batch's mean (None: equal)."""
+"""Inputs and targets `[S, B, ...]`, and the samples' shares in their batch's mean (None: equal)."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """Training and test samples on the device, and which training samples are whose."""
 
-    x: Tensor  # bytes [n, H, W, C], or a user's own numbers [n, ...]
-    y: Tensor  # [n]
+    x: Tensor  # bytes [n, H, W, C], a user's own numbers or ids [n, ...]
+    y: Tensor  # [n, ...]
     x_test: Tensor
     y_test: Tensor
     parts: list[Tensor]  # the indices of each client's samples
@@ -59,8 +59,12 @@ class Samples:
 
     def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice of the normalised test set, images with their channels first."""
-        x = normalise(self.x_test[lo:hi], self.mean, self.std, dtype)
-        return channels_first(x) if self.images else x, self.y_test[lo:hi]
+        return self.inputs(self.x_test[lo:hi], dtype), self.y_test[lo:hi]
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Stored samples as the model sees them, images with their channels first."""
+        x = normalise(x, self.mean, self.std, dtype)
+        return channels_first(x) if self.images else x
 
 
 class Batches:

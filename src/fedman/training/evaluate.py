@@ -1,7 +1,10 @@
-"""Test accuracy and cross-entropy of one model."""
+"""Figures of a model on a test set, and on each client's own part of it."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -9,36 +12,70 @@ from torch import Tensor
 
 from fedman.execution.cuda_graphs import Steps
 from fedman.execution.executor import Executor
+from fedman.tasks import Task
 from fedman.training.batches import Samples
 
 
 class Evaluator:
-    """A test set and what evaluates models on it."""
+    """A test set and what evaluates models on it. `parts` are the clients' own samples in it, where they have any."""
 
-    def __init__(self, executor: Executor, samples: Samples, dtype: torch.dtype, batch: int | None = None) -> None:
-        self.executor, self.samples, self.dtype = executor, samples, dtype
+    def __init__(
+        self,
+        executor: Executor,
+        samples: Samples,
+        dtype: torch.dtype,
+        batch: int | None = None,
+        parts: Sequence[Iterable[int]] | None = None,
+    ) -> None:
+        self.executor, self.samples, self.dtype, self.parts = executor, samples, dtype, parts
         self.batch = batch or (100 if executor.device.type == "cpu" else 10_000)
 
-    def scores(self, w: Tensor) -> Tensor:
-        """`[2]` on the device: correct answers and summed cross-entropy of one model `[P]` on the test set."""
+    @property
+    def task(self) -> Task:
+        return self.executor.execution.task
+
+    def scores(self, w: Tensor, each: bool = False) -> Tensor:
+        """`[n, 2 + K]` on the device for one model `[P]`, as `Execution.scores` gives them: the sum over the test set
+        (n = 1), or `each` sample's."""
         if self.executor.graphs is None:
-            return self._scores(w)
-        carry = {"scores": torch.zeros(2, dtype=torch.float64, device=w.device)}
+            return self._scores(w, each)
+        model, rows = self.executor.model, len(self.samples.y_test) if each else 1
+        if not model.scored:
+            model.scores(w, *self._test(0, 1))
+        carry = {"scores": torch.zeros(rows, 2 + len(model.scored), dtype=torch.float64, device=w.device)}
         steps = Steps(
-            lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"])}, {"test": {"w": w}}, carry, 1
+            lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"], each)},
+            {"test": {"w": w}},
+            carry,
+            1,
+            each,
         )
         return self.executor.graphs.run(steps)["scores"]
 
-    def grade(self, scores: list[float]) -> tuple[float, float]:
-        """`scores`, on the host, as accuracy in percent and mean cross-entropy."""
-        n = len(self.samples.y_test)
-        return 100 * scores[0] / n, scores[1] / n
+    def grade(self, scores: Sequence[Sequence[float]]) -> tuple[dict[str, float], float]:
+        """The task's figures and the mean loss from rows of `scores`, on the host."""
+        weight, *sums = (math.fsum(column) for column in zip(*scores, strict=True))
+        names = ("loss", *self._scored)
+        means = {name: s / weight if weight else math.nan for name, s in zip(names, sums, strict=True)}
+        return self.task.summarise(means), means["loss"]
 
-    def _scores(self, w: Tensor) -> Tensor:
+    def by_client(self, scores: Sequence[Sequence[float]]) -> list[float]:
+        """The headline of every client that has test samples of its own, from `each` sample's scores."""
+        rows = ([scores[i] for i in part] for part in self.parts or ())
+        return [self.grade(own)[0][self.task.headline] for own in rows if own]
+
+    @property
+    def _scored(self) -> list[str]:
+        return self.executor.execution.scored or self.executor.model.scored
+
+    def _scores(self, w: Tensor, each: bool) -> Tensor:
         def part(lo: int) -> Tensor:
-            return self.executor.model.scores(w, *self._test(lo, lo + self.batch))
+            scores = self.executor.model.scores(w, *self._test(lo, lo + self.batch))
+            self.executor.execution.scored = self.executor.model.scored
+            return scores if each else scores.sum(0, keepdim=True)
 
-        return torch.stack(self.executor.map(part, range(0, len(self.samples.y_test), self.batch))).sum(0)
+        parts = torch.cat(self.executor.map(part, range(0, len(self.samples.y_test), self.batch)))
+        return parts if each else parts.sum(0, keepdim=True)
 
     def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """A slice of the test set as the execution wants it."""
@@ -51,3 +88,13 @@ class Evaluator:
         """The whole test set in the form that the execution takes, made once."""
         x, _ = self.samples.test(0, len(self.samples.y_test), self.dtype)
         return self.executor.execution.prepare_test(x)
+
+
+def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
+    """Figures of a score over clients: its mean, the mean of the worst tenth (at least one), its standard deviation."""
+    worst = sorted(values, reverse=not higher_is_better)[: max(1, len(values) // 10)]
+    return {
+        "mean": statistics.fmean(values),
+        "worst_tenth": statistics.fmean(worst),
+        "spread": statistics.pstdev(values),
+    }

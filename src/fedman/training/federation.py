@@ -13,8 +13,9 @@ from fedman.algorithms import Algorithm, Fused, Local, State
 from fedman.data.augment import PAD
 from fedman.execution.base import ImageLayout
 from fedman.execution.transfer import send
+from fedman.optimizers import LocalOptimizer
 from fedman.training.batches import Batches, Samples
-from fedman.training.local_steps import LocalWork
+from fedman.training.local_steps import STATE, LocalResult, LocalWork
 from fedman.training.randomness import plan
 from fedman.training.round import Round
 from fedman.training.settings import Training
@@ -34,6 +35,7 @@ class Federation:
     """The fixed part of a run. Everything that changes is in a `RunState`."""
 
     algorithm: Algorithm
+    optimizer: LocalOptimizer
     samples: Samples
     training: Training
     initial: Tensor  # [P] on the device of the run: the model all clients start from
@@ -57,14 +59,30 @@ class Federation:
         """The weight of each client's upload in the mean."""
         return self.relative_size.tolist() if self.algorithm.weighted else [1.0] * len(self.relative_size)
 
+    @cached_property
+    def memory(self) -> dict[str, Tensor]:
+        """What a client remembers before its first round: zeros, and the optimiser's state where it is kept."""
+        memory = {name: torch.zeros_like(self.initial) for name in self.algorithm.client}
+        if self.training.keep_optimizer:
+            memory |= {STATE + name: v[0] for name, v in self.optimizer.init(self.initial[None]).items()}
+        return memory
+
+    def finish(self, work: LocalWork, result: LocalResult, server: State) -> tuple[State, State]:
+        """After the last step: the clients' new memories, and what they upload."""
+        memory, upload = self.algorithm.finish(result.w, server, {**work.memory, **result.carried}, work.hp)
+        return {
+            **memory,
+            **{name: v for name, v in result.carried.items() if name in self.memory and name.startswith(STATE)},
+        }, upload
+
     def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
         """The state before round 0. `clients` replaces the tables of all clients; without `keep_all` the mean of all
         clients' last models is not kept."""
-        w, names = self.initial, self.algorithm.server
+        w, models = self.initial, ("w", self.algorithm.cloud)
         return RunState(
             round=0,
-            server={name: w.clone() if name == "w" else torch.zeros_like(w) for name in names},
-            clients=clients or ClientTables(w, len(self.share), self.algorithm.client),
+            server={name: w.clone() if name in models else torch.zeros_like(w) for name in self.algorithm.server},
+            clients=clients or ClientTables(w, len(self.share), self.memory),
             sel=w,
             total=w.double() * sum(self.share) if keep_all else None,
             seen=[False] * len(self.share),
@@ -72,8 +90,8 @@ class Federation:
 
     def models(self, state: RunState) -> dict[str, Tensor]:
         """The models of a round: `all`, the mean of all N clients' last models, where it is kept; `sel`, the mean of
-        the round's uploads; `cloud`, the model sent next."""
-        models = {"sel": state.sel, "cloud": state.server["w"]}
+        the round's uploads; `cloud`, the server's own."""
+        models = {"sel": state.sel, "cloud": state.server[self.algorithm.cloud]}
         if state.total is None:
             return models
         shares = torch.tensor(self.share, dtype=torch.float64).sum().item()
@@ -113,7 +131,8 @@ class Federation:
     def work(self, draw: Draw, server: State, memory: State) -> LocalWork:
         """The local work of the clients of a draw, from the server's vectors and their memories."""
         begun = self.algorithm.begin(server, memory, draw.hp)
-        return LocalWork(draw.batches, server, {**memory, **begun}, draw.hp, self.algorithm, self.training.zeta)
+        kept = {**memory, **begun}
+        return LocalWork(draw.batches, server, kept, draw.hp, self.algorithm, self.optimizer, self.training.zeta)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ from fedman.algorithms import Algorithm, Local, State
 from fedman.execution.base import Execution
 from fedman.execution.cuda_graphs import Inputs, Steps, Tensors
 from fedman.execution.executor import Executor
+from fedman.optimizers import Descent, LocalOptimizer
 from fedman.training.batches import Batch, Batches
+
+STATE = "optimizer."
+"""Before the names of the optimiser's vectors, among those carried on and among a client's memory."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class LocalWork:
     memory: State  # [S, P] each: the clients' own, and what the algorithm's `begin` made
     hp: Local
     algorithm: Algorithm  # a hyper-parameter in which stacked runs differ is a column [S, 1]
-    zeta: float | Tensor  # ζ; [S] where runs are stacked
+    optimizer: LocalOptimizer
+    zeta: float | Tensor  # ζ, weight of the penalty; [S] where runs are stacked
 
     def __len__(self) -> int:
         return len(self.hp.p)
@@ -63,26 +68,48 @@ def stack(works: Sequence[LocalWork]) -> LocalWork:
         {name: torch.cat([j.memory[name] for j in works]) for name in first.memory},
         hp,
         replace(first.algorithm, **own),
+        first.optimizer,
         rows([float(j.zeta) for j in works]),
     )
 
 
-def run_local_steps(work: LocalWork, executor: Executor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The final models `[S, P]`, and by client `[S]`: the mean "loss" over its steps and each layer's MAN term.
+@dataclass(frozen=True)
+class LocalResult:
+    """What the steps of S clients come to."""
 
-    The MAN terms are those of the final model on the client's first batch, whether ζ is zero or not.
+    w: Tensor  # [S, P], the final models
+    carried: State  # the last values of the algorithm's `scratch` and of the optimiser's state
+    figures: dict[str, Tensor]  # [S] each: the mean "loss" over a client's steps, and the penalty's terms
+
+    def split(self, sizes: Sequence[int]) -> list[LocalResult]:
+        """The results of consecutive groups of clients."""
+        w, names = self.w.split(list(sizes)), ("carried", "figures")
+        carried, figures = ({n: v.split(list(sizes)) for n, v in getattr(self, name).items()} for name in names)
+        return [
+            LocalResult(w[i], {n: v[i] for n, v in carried.items()}, {n: v[i] for n, v in figures.items()})
+            for i in range(len(sizes))
+        ]
+
+
+def run_local_steps(work: LocalWork, executor: Executor) -> LocalResult:
+    """All steps of all clients.
+
+    The penalty's terms are those of the final model on the client's first batch, whether ζ is zero or not.
     """
     model = executor.model
-    carry = executor.run(steps_of(work, model))
-    figures = {"loss": carry["loss"] / work.hp.steps[:, 0]}
-    return carry["w"], figures | model.man_terms(carry["w"], *work.batches.at(0))
+    carry = dict(executor.run(steps_of(work, model)))
+    w, loss = carry.pop("w"), carry.pop("loss")
+    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, *work.batches.at(0))}
+    return LocalResult(w, carry, figures)
 
 
 def steps_of(work: LocalWork, model: Execution) -> Steps:
     """The steps as a pure function of tensors, fit for a captured graph."""
     w = work.server["w"].expand(len(work), -1)
     carry = {"w": w, "loss": w.new_zeros(len(work))}
-    carry |= {name: w.new_zeros(()).expand_as(w) for name in work.algorithm.scratch}
+    zero = w.new_zeros(()).expand_as(w)
+    carry |= {name: work.memory.get(name, zero) for name in work.algorithm.scratch}
+    carry |= {STATE + name: work.memory.get(STATE + name, v) for name, v in work.optimizer.init(w).items()}
     numbers = {"zeta": work.zeta, **vars(work.algorithm)}
     own = {name: v for name, v in numbers.items() if isinstance(v, Tensor)}
     inputs = {
@@ -97,7 +124,8 @@ def steps_of(work: LocalWork, model: Execution) -> Steps:
         batches, hp = work.batches.over(inputs["batches"]), replace(work.hp, **inputs["hp"])  # type: ignore[arg-type]
         own = dict(inputs["own"])
         zeta = own.pop("zeta", work.zeta)
-        now = LocalWork(batches, inputs["server"], inputs["memory"], hp, replace(work.algorithm, **own), zeta)
+        algorithm = replace(work.algorithm, **own)
+        now = LocalWork(batches, inputs["server"], inputs["memory"], hp, algorithm, work.optimizer, zeta)
         return _step(now, model, batches.at(j), batches.active(j), carry)
 
     fixed = tuple((name, v) for name, v in numbers.items() if name not in own)
@@ -111,15 +139,20 @@ def _step(work: LocalWork, model: Execution, batch: Batch, active: Tensor | None
     x = model.prepare(x)
 
     def grad(w: Tensor) -> Tensor:
-        gradient, ce = model.gradient(w, x, y, weight, work.zeta)
-        seen.append(ce)
+        gradient, loss = model.gradient(w, x, y, weight, work.zeta)
+        seen.append(loss)
         return gradient
 
+    state = {name.removeprefix(STATE): v for name, v in carry.items() if name.startswith(STATE)}
     scratch = {name: carry[name] for name in work.algorithm.scratch}
-    after = work.algorithm.step(carry["w"], grad, work.server, {**work.memory, **scratch}, work.hp)
+    descent = Descent(work.optimizer, state)
+    hp = replace(work.hp, descent=descent)
+    after = work.algorithm.step(carry["w"], grad, work.server, {**work.memory, **scratch}, hp)
     if isinstance(after, tuple):
         after, scratch = after[0], dict(after[1])
-    w, loss = after, seen[0]
+    loss = seen[0]
+    new = {"w": after, **scratch, **{STATE + name: v for name, v in descent.state.items()}}
     if active is not None:
-        w, loss = w.where(active, carry["w"]), loss.where(active[:, 0], 0)
-    return {"w": w, "loss": carry["loss"] + loss, **scratch}
+        new = {name: v.where(active, carry[name]) for name, v in new.items()}
+        loss = loss.where(active[:, 0], 0)
+    return {**new, "loss": carry["loss"] + loss}

@@ -56,14 +56,18 @@ class ClientTables:
     The tables lie beside the model, or in the host's memory if they would fill most of a GPU's.
     """
 
-    def __init__(self, w: Tensor, clients: int, memory: Sequence[str]) -> None:
-        """Before round 0: everyone's last model is the common start w, every memory is zero."""
+    def __init__(self, w: Tensor, clients: int, memory: State) -> None:
+        """Before round 0: everyone's last model is the common start w, every memory the row given for it."""
         home = w.device
-        if w.is_cuda and clients * (1 + len(memory)) * w.nbytes > 0.6 * torch.cuda.mem_get_info(w.device)[0]:
+        if (
+            w.is_cuda
+            and clients * (w.nbytes + sum(v.nbytes for v in memory.values()))
+            > 0.6 * torch.cuda.mem_get_info(w.device)[0]
+        ):
             home = torch.device("cpu")
         self.device = w.device
         self.last = _table(w, clients, home)  # x_k, the common start for those never seen
-        self.memory = {name: _table(torch.zeros_like(w), clients, home) for name in memory}
+        self.memory = {name: _table(row, clients, home) for name, row in memory.items()}
 
     def uploads(self, ids: Sequence[int]) -> Tensor:
         return self._take(self.last, ids)

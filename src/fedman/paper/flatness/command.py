@@ -75,9 +75,11 @@ def measure(
             raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
         directions = None
         for run, which, model, selection in prepared:
-            samples_on_device = training_samples(data[run.config.source], selection, device, request.dtype)
+            samples_on_device = training_samples(model, data[run.config.source], selection, device, request.dtype)
             told = _named(follow, f"{run.config.method if len(runs) == 1 else run.folder.name} {which}")
-            measurer = Measurer(model, samples_on_device, selection.clients, request, told, directions)
+            measurer = Measurer(
+                model, run.config.make_task(), samples_on_device, selection.clients, request, told, directions
+            )
             try:
                 for measurement in measurer.run():
                     flatness_json.add(run.folder, run.about, which, *measurement)
@@ -137,7 +139,7 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     measured = flatness_json.read_named(folders, models)
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
-    screen.table("flatness of the training loss (cross-entropy alone)", header, rows)
+    screen.table("flatness of the training loss (without a penalty)", header, rows)
     blocks = []
     for name, m in measured.items():
         for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from fedman.config import CUSTOM, Config, read_toml, resolve
 from fedman.data import Dataset, partition
-from fedman.data.augment import channels_first, normalise
-from fedman.data.images import holds_images
 from fedman.errors import UserError
+from fedman.models import takes_ids
 from fedman.paper.flatness.flatness_json import MeasuredRun
-from fedman.runs.build import initial_model
+from fedman.runs.build import initial_model, on_device
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 
@@ -69,7 +68,7 @@ def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
     """The run's model `which` as a module."""
     if which not in run.weights:
         raise UserError(f"{RunFolder(run.folder).model}: holds no model {which!r}, only {', '.join(run.weights)}")
-    model = initial_model(run.config.model, data, run.config.seed)
+    model = initial_model(run.config.model, data, run.config.make_task(), run.config.seed)
     try:
         model.load_state_dict(run.weights[which])
     except RuntimeError:
@@ -91,9 +90,10 @@ def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int
     return Selection(chosen, [part[part >= 0] for part in parts])
 
 
-def training_samples(data: Dataset, which: Selection, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The selected samples as a model sees them, normalised and not augmented, and their labels."""
-    stored = torch.as_tensor(data.x_train)[which.chosen].to(device)
-    x = normalise(stored, data.mean, data.std, dtype)
-    x = channels_first(x).contiguous() if holds_images(stored) else x
-    return x, torch.as_tensor(data.y_train)[which.chosen].to(device)
+def training_samples(
+    model: nn.Module, data: Dataset, which: Selection, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The selected samples as a model sees them, normalised and not augmented, and their targets."""
+    samples = on_device(data, "cpu", False, takes_ids(model))
+    x, y = samples.x[which.chosen].to(device), samples.y[which.chosen].to(device)
+    return samples.inputs(x, dtype).contiguous(), y

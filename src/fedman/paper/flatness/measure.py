@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedman.errors import UserError
 from fedman.execution.device import device_name
@@ -21,6 +20,7 @@ from fedman.flatness.operator import Hessian, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
 from fedman.paper.flatness.finished_runs import Follow, Selection
 from fedman.runs.version import version
+from fedman.tasks import Task
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
@@ -88,18 +88,19 @@ def check(request: Request, model: nn.Module, which: Selection) -> None:
 
 
 class Measurer:
-    """Makes the measurements of a request for one model on its samples. The loss is the mean cross-entropy alone."""
+    """Makes the measurements of a request for one model on its samples. The loss is the task's, without a penalty."""
 
     def __init__(
         self,
         model: nn.Module,
+        task: Task,
         data: tuple[Tensor, Tensor],
         clients: Sequence[Tensor],
         request: Request,
         follow: Follow = lambda what, done, total: None,
         directions: Sequence[Tensor] | None = None,
     ) -> None:
-        self.data, self.parts, self.request, self.follow = data, clients, request, follow
+        self.task, self.data, self.parts, self.request, self.follow = task, data, clients, request, follow
         self.device = data[0].device
         self.model = model.to(self.device)
         self.options: dict[str, Any] = {
@@ -110,7 +111,7 @@ class Measurer:
         }
         self.recurrence: Lanczos | None = None  # of `top`, if it was requested
         self.directions = directions  # of the landscape, if another model's are to be used
-        self.hessian = Hessian(model, cross_entropy, data, **self.options)
+        self.hessian = Hessian(model, self.task.mean_loss, data, **self.options)
 
     def run(self) -> Iterator[tuple[str, Measured]]:
         """Each measurement by name as soon as it is made, the cheap ones first, with how it was made."""
@@ -171,7 +172,7 @@ class Measurer:
         norms = input_norms(self.model, self.data, dtype=self.request.dtype, batch_size=self.options["batch_size"])
         blocks: dict[str, Measured] = {}
         products = 0
-        for name, block in layer_hessians(self.model, cross_entropy, self.data, **self.options):
+        for name, block in layer_hessians(self.model, self.task.mean_loss, self.data, **self.options):
             top = self._eigenpairs(block, 1, f"{name}, top")
             blocks[name] = {
                 "parameters": block.size,
@@ -188,7 +189,7 @@ class Measurer:
         x, y = self.data
         bound = client_eigenvalues(
             self.model,
-            cross_entropy,
+            self.task.mean_loss,
             [(x[part], y[part]) for part in self.parts],
             tol=self.request.tol,
             seed=self.request.seed,
@@ -207,7 +208,7 @@ class Measurer:
             directions = [random_direction(self.model, r.seed + i) for i in range(r.axes)]
         plane = landscape(
             self.model,
-            cross_entropy,
+            self.task.mean_loss,
             self.data,
             directions,
             span=r.span,
