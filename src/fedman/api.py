@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.config import CUSTOM, KEYS, PARTS, Config, resolve, shown
+from fedman.config import CUSTOM, KEYS, PARTS, resolve, shown
 from fedman.data import SPECS, Dataset, as_dataset, fingerprint, is_path, load
 from fedman.data.partition import Partition, clients_of
 from fedman.errors import UserError
@@ -82,8 +82,8 @@ def run(
     The parameters are the keys of `fedman run`, which `fedman list` explains. What is omitted or None has the preset's
     value, or the default. Some take objects of your own as well:
 
-    - `dataset`: arrays (x_train, y_train, x_test, y_test), or all else that `fedman.data.as_dataset` takes. Clients that
-      the data have themselves (`fedman.data.from_clients`) are the clients of the run, unless a partition is named.
+    - `dataset`: arrays (x_train, y_train, x_test, y_test), or all else that `fedman.data.as_dataset` takes. Clients
+      that the data have themselves (`fedman.data.from_clients`) are the run's, unless a partition is named.
     - `partition`: a list of index arrays, a client's number for each sample, or a function (labels, clients, seed) that
       returns either.
     - `model`: an `nn.Module`, whose weights are the start; or `module:builder`.
@@ -190,7 +190,7 @@ def _lister(title: str, names: Iterable[str]) -> Callable[[], list[str]]:
     def listed() -> list[str]:
         return list(names)
 
-    listed.__doc__ = f"The names of all {title}, those of installed packages too; `fedman list` says more."
+    listed.__doc__ = f"The names of all {title}; `fedman list` says more."
     return listed
 
 

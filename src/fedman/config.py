@@ -62,10 +62,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    dataset: str = Field(next(iter(SPECS)), description="data set by name, or npz:PATH for your own arrays")
+    dataset: str = Field(
+        next(iter(SPECS)), description="data set by name, or your own files: npz:PATH, leaf:PATH, images:DIR"
+    )
     data_dir: str | None = Field(None, description="where data sets lie [$FEDMAN_DATA or ~/.cache/fedman]")
     augment: bool | None = Field(None, description="mirror and crop training images [natural images only]")
-    partition: str = Field("dir0.3", description="iid, dirX (Dirichlet) or pathC (C classes a client)")
+    partition: str = Field(
+        "dir0.3", description="iid, dirX (Dirichlet), pathC (C classes a client), natural, file:PATH or module:function"
+    )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
     clients: Count = Field(100, description="N, number of clients")
