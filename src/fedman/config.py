@@ -281,11 +281,13 @@ def _own_clients(config: Config, data: Dataset | None) -> dict[str, Any]:
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    own, known = type(config).model_fields, config_class(registered()).model_fields
-    for key, value in given.items():
-        if key not in own and key not in known:
+    own = type(config).model_fields
+    strange = {key: value for key, value in given.items() if key not in own}
+    known = config_class(registered()).model_fields if strange else {}
+    for key, value in strange.items():
+        if key not in known:
             yield f"{key}: no such key{nearest(key, [*own, *known])}"
-        elif key not in own and value is not None:
+        elif value is not None:
             kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
             name = getattr(config, kind)
             hyper = ", ".join(hyperparameters(PARTS[kind][name]))
