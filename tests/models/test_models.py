@@ -9,7 +9,9 @@ import torch
 from fedman.errors import UserError
 from fedman.execution.vmapped import Vmapped
 from fedman.models import MODELS, OF_IDS, ManVariant, build, man_variant, takes_ids
+from fedman.penalties import MAN
 from fedman.penalties.man import MEASURES
+from fedman.tasks import Classification
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,9 @@ def test_man_term_of_the_papers_models(name, shape, layers):
         relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
     maps.append(model(x[0]).detach())
     assert [tuple(a.shape[1:]) for a in maps] == layers
-    stacked = Vmapped(build(name, shape, 100))
+    stacked = Vmapped(build(name, shape, 100), Classification(), MAN())
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    terms = stacked.man_terms(w, x, y, None)
+    terms = stacked.penalty_terms(w, x, y, None)
     torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))
 
 
