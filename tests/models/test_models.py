@@ -143,7 +143,11 @@ def test_a_model_of_ones_own(own, name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("own_models:rows", (7,), "model: own_models:rows is of type list, not a function of a sample's shape and"),
+        (
+            "own_models:rows",
+            (7,),
+            "model: own_models:rows is a value of type list, not a function of a sample's shape and",
+        ),
         ("own_models:broken", (7,), r"model: own_models:broken\(\(7,\), 3\) failed \(ValueError: two\)$"),
         ("own_models:picky", (7,), "model: mine wants 3 outputs$"),
         ("own_models:nothing", (7,), r"model: own_models:nothing returned None, not an nn\.Module$"),
