@@ -187,6 +187,8 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
+    if "clients" not in config.model_fields_set and (own := partition.given_clients(config.partition, config.dataset)):
+        config = config.model_copy(update={"clients": own})
     of_preset = preset.hyper(config) if preset else {}
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
