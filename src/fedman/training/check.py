@@ -59,7 +59,7 @@ def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:
         kind = str(samples.x.dtype).removeprefix("torch.")
         raise UserError(f"model: begins with an embedding of ids, but the samples of {data.name} are {kind}")
     for field, x in (("x_train", samples.x), ("x_test", samples.x_test)):
-        if x.numel() and not (0 <= int(x.min()) and int(x.max()) < embedding.num_embeddings):
+        if x.numel() and not (int(x.min()) >= 0 and int(x.max()) < embedding.num_embeddings):
             allowed = f"the model's embedding has 0 to {embedding.num_embeddings - 1}"
             raise UserError(f"{data.name}: {field} has ids {int(x.min())} to {int(x.max())}; {allowed}")
 
