@@ -92,11 +92,12 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         own = {key for key, kind in get_annotations(part).items() if "ClassVar" not in str(kind)}
         if own - set(hyperparameters(part)):
             raise UserError(f"{self.kind}: {name} is not a dataclass; put @dataclass(frozen=True) before it")
+        facts = [key for key, kind in get_annotations(self.base).items() if "ClassVar" in str(kind)]
+        if missing := [key for key in facts if not hasattr(part, key)]:
+            raise UserError(f"{self.kind}: {name} has no {missing[0]}; add {missing[0]} = ... to the class")
         if missing := sorted(getattr(part, "__abstractmethods__", ())):
             raise UserError(f"{self.kind}: {name} does not define {', '.join(missing)}")
         found: type[Part] = part
-        if not isinstance(getattr(part, "title", None), str):
-            raise UserError(f"{self.kind}: {name} has no title; give the class one, as in title = {part.__name__!r}")
         types = hints(self.kind, part, name)
         for f in fields(cast(Any, part)):
             if f.default is MISSING:
