@@ -10,9 +10,8 @@ import fedman
 
 def gated(shape, outputs, width=48):
     """One hidden layer of gated linear units, for samples of any shape."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), 2 * width), nn.GLU(), nn.GroupNorm(4, width), nn.Linear(width, outputs)
-    )
+    hidden = [nn.Linear(math.prod(shape), 2 * width), nn.GLU(), nn.GroupNorm(4, width)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, outputs))
 
 
 if __name__ == "__main__":
