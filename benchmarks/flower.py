@@ -148,7 +148,7 @@ def print_bytes() -> None:
     """The messages of one client in one round, for the paper's CIFAR-100 model."""
     model = cifar_cnn((3, 32, 32), CLASSES)
     w, x, y = flatten(model), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
-    layers = OneByOne(model).man_terms(w[None], x, y, None)
+    layers = OneByOne(model, Classification(), MAN()).penalty_terms(w[None], x, y, None)
     figures = MetricRecord(dict.fromkeys(("loss", *(LAYER + name for name in layers)), 1.0))
     task = json.dumps(asdict(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3)))
 
