@@ -99,7 +99,7 @@ MISFITS = {
     "other rows": (Classification(), ROWS, CLASSES, Linear(4, inputs=9), "model: Linear cannot take samples"),
     "a tuple": (Classification(), ROWS, CLASSES, Returns(lambda o: (o, o)), "model: Returns returns tuple for 2"),
     "a sum": (Classification(), ROWS, CLASSES, Returns(torch.sum), "model: Returns returns shape () for 2 samples; a"),
-    "a transposed output": (Classification(), ROWS, CLASSES, Returns(torch.t), "model: Returns returns shape (4, 2) for 2"),
+    "a transposed output": (Classification(), ROWS, CLASSES, Returns(torch.t), "model: Returns returns shape (4, 2)"),
 }  # fmt: skip
 
 
