@@ -98,6 +98,5 @@ def _starts(layer: nn.RNNBase, x: Tensor, hx: Any, single: bool) -> list[States]
 def _weights(layer: nn.RNNBase, suffix: str) -> dict[str, Tensor]:
     """The parameters of one layer in one direction, by what they do."""
     names = {"ih": "weight_ih", "hh": "weight_hh", "hr": "weight_hr", "bias_ih": "bias_ih", "bias_hh": "bias_hh"}
-    return {
-        key: getattr(layer, f"{name}_{suffix}") for key, name in names.items() if hasattr(layer, f"{name}_{suffix}")
-    }
+    full = {key: f"{name}_{suffix}" for key, name in names.items()}
+    return {key: getattr(layer, name) for key, name in full.items() if hasattr(layer, name)}
