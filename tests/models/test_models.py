@@ -9,7 +9,9 @@ import torch
 from fedman.errors import UserError
 from fedman.execution.vmapped import Vmapped
 from fedman.models import MODELS, OF_IDS, ManVariant, build, man_variant, takes_ids
+from fedman.penalties import MAN
 from fedman.penalties.man import MEASURES
+from fedman.tasks import Classification
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,9 @@ def test_man_term_of_the_papers_models(name, shape, layers):
         relu.register_forward_hook(lambda module, inputs, out: maps.append(out.detach()))
     maps.append(model(x[0]).detach())
     assert [tuple(a.shape[1:]) for a in maps] == layers
-    stacked = Vmapped(build(name, shape, 100))
+    stacked = Vmapped(build(name, shape, 100), Classification(), MAN())
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    terms = stacked.man_terms(w, x, y, None)
+    terms = stacked.penalty_terms(w, x, y, None)
     torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))
 
 
@@ -141,7 +143,11 @@ def test_a_model_of_ones_own(own, name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("own_models:rows", (7,), "model: own_models:rows is of type list, not a function of a sample's shape and"),
+        (
+            "own_models:rows",
+            (7,),
+            "model: own_models:rows is a value of type list, not a function of a sample's shape and",
+        ),
         ("own_models:broken", (7,), r"model: own_models:broken\(\(7,\), 3\) failed \(ValueError: two\)$"),
         ("own_models:picky", (7,), "model: mine wants 3 outputs$"),
         ("own_models:nothing", (7,), r"model: own_models:nothing returned None, not an nn\.Module$"),

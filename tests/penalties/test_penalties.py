@@ -138,6 +138,45 @@ def test_feddecorr_is_the_correlation_matrix() -> None:
     assert half.item() == pytest.approx(expected, rel=1e-2)
 
 
+def test_feddecorr_of_weighted_sequences() -> None:
+    """A sample's share is spread over its positions."""
+    z, weight = torch.randn(3, 4, 6), torch.tensor([0.5, 0.3, 0.2])
+    model = nn.Linear(6, 2)
+    attached = FedDecorr().attach(model)
+    model(z)
+    expected = correlation(z.reshape(12, 6).numpy(), np.repeat(weight.numpy() / 4, 4))
+    assert attached.terms(weight)["correlation"].item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_feddecorr_and_the_released_code() -> None:
+    """The factor that the docstring names."""
+    n, d = 64, 7
+    z = 100 * np.random.default_rng(0).normal(size=(n, d))
+    standard = (z - z.mean(0)) / z.std(0, ddof=1)
+    products = standard.T @ standard
+    released = (products[~np.eye(d, dtype=bool)] ** 2).mean() / n
+    ours = features(torch.tensor(z))["correlation"].item()
+    assert released == pytest.approx((n - 1) ** 2 / n * d / (d - 1) * ours, rel=1e-10)
+    assert 0.1 * (n - 1) ** 2 / n == pytest.approx(6.2, abs=0.01)
+
+
+def test_activation_l1_counts_functional_activations() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.body(x)))
+
+    model, x = Net(), torch.randn(6, 4)
+    hidden = torch.tanh(model.body(x))
+    expected = {"tanh#1": hidden.abs().mean(), "output": model.head(hidden).abs().mean()}
+    attached = ActivationL1().attach(model)
+    model(x)
+    torch.testing.assert_close(dict(attached.terms()), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_feddecorr_of_constant_features() -> None:
     """Dead and constant features have no correlation, and their gradient is finite."""
     z = torch.randn(8, 5)

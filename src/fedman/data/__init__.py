@@ -16,12 +16,17 @@ from fedman.data.catalog import SCHEMES, SPECS, Progress, Scheme, Spec, default_
 
 if TYPE_CHECKING:
     from fedman.data.client_indices import fingerprint
+    from fedman.data.clients import from_clients
+    from fedman.data.convert import as_dataset, from_huggingface
     from fedman.data.dataset import Dataset, from_arrays, load, natural_clients
 
 _LAZY = {
     "Dataset": "dataset",
+    "as_dataset": "convert",
     "fingerprint": "client_indices",
     "from_arrays": "dataset",
+    "from_clients": "clients",
+    "from_huggingface": "convert",
     "load": "dataset",
     "natural_clients": "dataset",
 }
@@ -33,9 +38,12 @@ __all__ = [
     "Progress",
     "Scheme",
     "Spec",
+    "as_dataset",
     "default_dir",
     "fingerprint",
     "from_arrays",
+    "from_clients",
+    "from_huggingface",
     "is_path",
     "load",
     "lookup",
@@ -47,3 +55,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(f"fedman.data.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,9 @@ def check_parts(
 def _indices(where: str, part: Any, samples: int) -> np.ndarray:
     try:
         array = np.asarray(part)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{where}: is not an array of indices ({str(error).splitlines()[0][:80]})") from error
+    except Exception as error:  # a user's object may raise anything
+        why = " ".join(str(error).split())[:80] or type(error).__name__
+        raise UserError(f"{where}: is not an array of indices ({why})") from error
     if array.size == 0:
         raise UserError(f"{where}: has no samples")
     if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -64,6 +65,23 @@ def parts_of(where: str, owners: np.ndarray, samples: int, clients: int | None =
         raise UserError(f"{where}: has client number {low if low < 0 else high}; allowed are 0 to clients - 1")
     ends = np.cumsum(np.bincount(owners.astype(np.int64)))[:-1]
     return check_parts(where, np.split(np.argsort(owners, kind="stable"), ends), samples, clients)
+
+
+def consecutive(sizes: Sequence[int]) -> list[np.ndarray]:
+    """The parts of clients whose samples lie behind one another.
+
+    >>> consecutive([2, 1])
+    [array([0, 1]), array([2])]
+    """
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+def group_by_client(owners: Iterable[Hashable]) -> dict[Any, np.ndarray]:
+    """The samples of each client from the client's name at each sample; clients in the order of their first sample."""
+    found: dict[Any, list[int]] = {}
+    for i, owner in enumerate(owners):
+        found.setdefault(owner, []).append(i)
+    return {owner: np.array(indices) for owner, indices in found.items()}
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:

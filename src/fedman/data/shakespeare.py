@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedman.data.catalog import PADDING, Progress, Spec
+from fedman.data.client_indices import consecutive
 
 SHORTEST = 2_000  # characters that a speaker needs to be a client
 TEST_SHARE = 5  # one in so many of a speaker's characters, the last ones
@@ -25,7 +26,8 @@ def read(spec: Spec, root: Path, progress: Progress | None = None) -> tuple[obje
     ids = np.searchsorted(np.array(sorted(map(ord, set(text)))), codes)
     texts = np.split(ids, np.cumsum([len(words) for words in said.values()])[:-1])
     train, test = zip(*(_halves(each, spec.shape[0]) for each in texts), strict=True)
-    return *_joined(train), *_joined(test), _consecutive(train), _consecutive(test), list(said)
+    parts = [consecutive([len(y) for _, y in half]) for half in (train, test)]
+    return *_joined(train), *_joined(test), *parts, list(said)
 
 
 def speakers(text: str) -> dict[str, str]:
@@ -62,8 +64,3 @@ def windows(ids: np.ndarray, length: int) -> Windows:
 
 def _joined(clients: tuple[Windows, ...]) -> Windows:
     return np.concatenate([x for x, _ in clients]), np.concatenate([y for _, y in clients])
-
-
-def _consecutive(clients: tuple[Windows, ...]) -> list[np.ndarray]:
-    sizes = [len(x) for x, _ in clients]
-    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from flwr.app import Context
 
 from fedman.errors import UserError
+
+ALLOW = "FEDMAN_ALLOW"
+"""Environment: `allow` for the nodes of a simulation."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Node:
     data_dir: str = ""
     memory_dir: str = ""
     device: str = "auto"
+    allow: tuple[str, ...] = ()  # parts of the form module:Name that a server may name
 
     @staticmethod
     def of(context: Context) -> Node:
@@ -27,4 +32,5 @@ class Node:
         if type(client) is not int or client < 0:
             raise UserError(f"partition-id: {client!r} is not a client's number; start the node with 0, 1, 2, …")
         texts = {name: str(given[name]) for name in ("data", "data_dir", "memory_dir", "device") if name in given}
-        return Node(client, **texts)
+        allow = str(given.get("allow", os.environ.get(ALLOW, ""))).split(",")
+        return Node(client, **texts, allow=tuple(name.strip() for name in allow if name.strip()))

@@ -17,10 +17,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from flwr.supercore.logger import update_console_handler
 
-from fedman.config import Config
+from fedman.config import PARTS, Config
 from fedman.data.catalog import own_files
 from fedman.errors import Interrupted, UserError
 from fedman.flower import client
+from fedman.flower.node import ALLOW
 from fedman.flower.server import serve
 from fedman.flower.server_options import OPTIONS_FILE, ServerOptions
 from fedman.flower.worker import SHARED
@@ -78,7 +79,9 @@ def simulate(
 
 def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
     """Start Ray, or connect to a cluster, with the clients' settings in their environment."""
-    variables = {"FEDMAN_MEMORY": str(memory), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))  # for a user's own parts
+    variables = {"FEDMAN_MEMORY": str(memory), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    variables[ALLOW] = ",".join(str(getattr(config, key)) for key in (*PARTS, "model", "partition"))
     if config.data_dir:
         variables["FEDMAN_DATA"] = str(Path(config.data_dir).expanduser().absolute())
     if own := own_files(config.dataset):

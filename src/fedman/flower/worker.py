@@ -20,6 +20,7 @@ from fedman.execution.device import matmul_precision, one_thread_each, pick_devi
 from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
+from fedman.flower.imports import check_imports
 from fedman.flower.messages import LAST, SERVER, TERM, Order, SampleKind
 from fedman.flower.node import Node
 from fedman.flower.screen import read_arrays
@@ -34,6 +35,7 @@ SHARED = "FEDMAN_SHARED_DATA"
 
 def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """One client's round: what goes up, and the figures. The memory is on the disk before the reply leaves."""
+    check_imports(json.loads(order.settings), node.allow)
     built = _build(order.settings, order.samples, node.data, node.data_dir, node.device)
     federation = _federation(built, order, own=bool(node.data))
     algorithm, w = federation.algorithm, federation.initial

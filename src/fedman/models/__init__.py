@@ -102,7 +102,7 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
 
 
 def _type(value: Any) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def man_variant(model: str | None, variant: str) -> ManVariant:

@@ -27,6 +27,9 @@ class FedDecorr(Penalty):
     A feature that is constant over the batch has standard deviation zero: its correlations count as zero and the
     gradient is finite, thanks to the 1e-8. Of features [B, ..., d], a sequence's for example, every position is a row,
     and a sample's share is spread evenly over its positions.
+
+    The released code does not divide the correlations by the batch size: its term is (B−1)²/B·d/(d−1) times this one,
+    so that its coefficient 0.1 with batches of 64 is ζ = 6.2 here.
     """
 
     title = "FedDecorr"

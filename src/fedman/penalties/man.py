@@ -159,7 +159,7 @@ class ActivationNorm:
     module that is the last layer's, since the module does not return the others (one module a layer counts them
     all). Of `nn.LSTMCell` and the other cells the hidden state counts; the steps of a cell are one layer, their mean
     its term. Steps of padding in a `PackedSequence` do not exist: a sample's entries are its own steps.
-    A model in which nothing was found to measure but its output gives a warning.
+    Where nothing is found to measure but the model's output, training with it gives a warning.
 
     Only the latest forward pass counts, and once: `man()` and `man.terms()` consume it. To sum over several
     passes (two views of a batch, accumulation of gradients), call `man()` after each. One model has one
@@ -270,7 +270,7 @@ class ActivationNorm:
         found = bool(current.taps) or self._functional is None
         if self._output:
             out = current.tap("", out, measure=self._measure, module=model)
-            if not found:
+            if current.grad and not found:  # a pass without gradients only reports
                 self._warn(model)
         current.finish()
         self._done = current
