@@ -429,7 +429,7 @@ def test_plot(result, tmp_path, monkeypatch):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     left, right = figure.axes
     assert left.lines[0].get_ydata().tolist() == [r["loss"] for r in result.rounds]
-    assert right.get_ylabel() == "test accuracy, %"
+    assert right.get_ylabel() == "test accuracy"
     curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in right.lines}
     assert set(curves) == {"all", "sel", "cloud"}
     assert curves["sel"] == ([2, 3], [r["accuracy"]["sel"] for r in result.rounds[1:]])

@@ -90,7 +90,7 @@ class Result:
         for model in figure(self.summary, best.name):
             curve = {r["round"]: value for r in self.rounds if (value := figure(r, best.name).get(model)) is not None}
             right.plot(curve.keys(), curve.values(), label=model, marker="." if len(curve) < len(rounds) else "")
-        right.set(xlabel="round", ylabel=best.title)
+        right.set(xlabel="round", ylabel=f"test {best.name}")
         right.legend()
         if path is not None:
             try:
