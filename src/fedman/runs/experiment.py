@@ -175,6 +175,7 @@ class Run:
         rows = {name: v.values() for name, v in scores.items()}
         graded = {name: evaluator.grade(v) for name, v in rows.items()}
         names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
+        names.sort(key=lambda name: name != self.headline.name)
         now = time.perf_counter()
         values = {
             "round": self.state.round,
