@@ -124,8 +124,7 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
         self.settings = config.flat()
-        task = built.evaluator.task
-        self.headline = Headline(task.headline, not task.higher_is_better)
+        self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []

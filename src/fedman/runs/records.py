@@ -20,6 +20,8 @@ from fedman.errors import UserError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from fedman.tasks import Task
+
 
 class _Scalar:
     """One message for a value that is none of several types, in place of one for each type."""
@@ -172,6 +174,11 @@ class Headline:
     name: str = "accuracy"
     lower_is_better: bool = False
 
+    @classmethod
+    def of(cls, task: Task | type[Task]) -> Headline:
+        """That of a task."""
+        return cls(task.headline, not task.higher_is_better)
+
     @property
     def unit(self) -> str:
         """What follows a value: " %", or nothing."""
@@ -235,14 +242,15 @@ def figure(record: RoundRecord | Ending, name: str) -> dict[str, float]:
 
 def headline(ending: Ending) -> float:
     """The headline of `all`, the mean of all clients' last models (accuracy in percent); not a number if the run
-    diverged.
+    diverged, or if it is not finite.
 
     Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
     """
     if "diverged" in ending:
         return nan
     found = figure(ending, headline_of(ending).name)
-    return found.get("all", found.get("cloud", nan))
+    value = found.get("all", found.get("cloud", nan))
+    return value if isfinite(value) else nan
 
 
 def differing(one: Settings, other: Settings) -> list[str]:

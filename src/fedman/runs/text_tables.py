@@ -17,7 +17,7 @@ def mean_std(values: Sequence[float], form: str = ".2f") -> str:
     """
     if not values:
         return "–"
-    if any(map(math.isnan, values)):
+    if not all(map(math.isfinite, values)):
         return "diverged"
     spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{form}}{spread}"

@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return paper.title(self.dataset) + ("" if self.alone else f", {self.headline.name}")
+        return paper.title(self.dataset) + ("" if self.alone else f" ({self.headline.name})")
 
     @property
     def name(self) -> str:

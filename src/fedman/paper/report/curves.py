@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import Cell, Comparison, printed
@@ -193,6 +193,7 @@ def sensitivity(data: Comparison) -> list[Picture]:
         where = f"{data.title}, {paper.partition_title(first.partition)}"
         axes.set(title=where, xlabel="ζ", ylabel=data.headline.title(), xticks=zetas)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")
         points = [(z, m, f"ζ = {z:g}: {data.headline.shown(m)}") for z, m in zip(zetas, means, strict=True)]

@@ -39,7 +39,7 @@ COLOURS = {
 
 OTHER_TONES = tuple(
     tuple(f"#{''.join(f'{round(255 * v):02x}' for v in colorsys.hls_to_rgb(hue / 24, light, 0.55))}" for light in pair)
-    for pair in ((0.40, 0.70), (0.29, 0.80))
+    for pair in ((0.37, 0.70), (0.26, 0.80))
     for hue in range(24)
 )
 """Colours of algorithms that have none above, on a light and on a dark page: an algorithm's depends on its name."""

@@ -123,7 +123,8 @@ def _median_gain(headline: Headline, comparisons: Sequence[Comparison]) -> list[
     if not gains or not (headline.unit or len(comparisons) == 1):
         return []
     what = "points, the median gain" if headline.unit else f"the median gain in {headline.name}"
-    return [(difference(headline, float(np.median(gains))), what)]
+    typical = comparisons[0].pairs[0].plain.series.mean
+    return [(difference(headline, float(np.median(gains)), typical), what)]
 
 
 def _measured(data: Comparison) -> str:
@@ -146,7 +147,7 @@ def _gain(data: Comparison, penalty: str) -> str:
     if not pairs:
         return f"No pair of plain and {added} is finite."
     (low, where_low), (high, where_high) = (
-        (difference(headline, p.gain), _where(p.plain.series)) for p in (pairs[0], pairs[-1])
+        (difference(headline, p.gain, p.plain.series.mean), _where(p.plain.series)) for p in (pairs[0], pairs[-1])
     )
     units = " points" if headline.unit else ""
     if len(pairs) == 1:

@@ -89,8 +89,7 @@ def compose(found: Sources) -> Report:
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
     known: list[Setting] = [*all_series, *measured]
-    added = penalties_title(penalties_of(known))
-    title, lead = "Federated runs, measured", f"Federated learning with and without {_term(added)}."
+    title, lead = "Federated runs, measured", _lead(penalties_of(known))
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
@@ -138,9 +137,6 @@ def _dataset(data: Comparison) -> Section:
     columns = min(len(data.partitions), 3)
     names, penalties = _buttons(cell.series.algorithm for cell in data.cells), _penalty_buttons(data.penalties)
     name, unit = data.headline.name, data.headline.unit
-    step = f"From plain to {data.added}" if data.penalties or data.in_paper else "The methods"
-    circles = f"Open circle: the plain algorithm; full circle: with {data.added}."
-    circles += " Grey, below: the same in the paper." if data.in_paper else ""
     seeds = "One seed" if data.seeds == "one seed" else f"Mean ± standard deviation over {data.seeds}"
     better = "; lower is better" if data.headline.lower_is_better else ""
     curve = (
@@ -152,7 +148,7 @@ def _dataset(data: Comparison) -> Section:
     readings = [tables.readings(data)] if data.dataset == "cifar10" and data.in_paper else []
     held = "Samples of every class (row) at every client (column); darker is more."
     groups = [
-        Group(step, circles if step != "The methods" else "", curves.overview(data), columns),
+        _overview(data, columns),
         Group(
             name[:1].upper() + name[1:] if unit else f"Test {name}",
             columns=columns,
@@ -160,15 +156,26 @@ def _dataset(data: Comparison) -> Section:
             note=f"{seeds}, {data.zeta_text}{better}. {tables.legend(data)}",
         ),
         Group("Convergence", curve, curves.convergence(data), columns, names, penalties),
-        Group("Clients", own, curves.clients(data), columns, names, penalties, tables=[tables.clients(data)]),
-        Group(tables=[*rounds, *readings, tables.gains(data)]),
+        Group("Clients", own, curves.clients(data), columns, names, penalties),
+        Group(tables=[tables.clients(data), *rounds, *readings, tables.gains(data)]),
         Group("Partitions", held, partitions.pictures(data), columns),
     ]
     return Section(data.name, data.title, groups=groups, narrow=columns == 1)
 
 
-def _term(added: str) -> str:
-    return f"the {added} term" if added == part_title("penalty", MAN) else added
+def _overview(data: Comparison, columns: int) -> Group:
+    pictures = curves.overview(data)
+    if not data.penalties and not data.in_paper:
+        return Group("The methods", "", pictures, columns)
+    circles = f"Open circle: the plain algorithm; full circle: with {data.added}."
+    circles += " Grey, below: the same in the paper." if data.in_paper else ""
+    return Group(f"From plain to {data.added}", circles, pictures, columns)
+
+
+def _lead(penalties: Sequence[str]) -> str:
+    added = penalties_title(penalties)
+    term = f"the {added} term" if MAN in penalties and len(penalties) == 1 else added
+    return f"Federated learning with and without {term}." if penalties else "Runs of federated learning."
 
 
 def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:

@@ -67,8 +67,8 @@ class Series(Setting):
 
     @cached_property
     def values(self) -> list[float]:
-        """The headline of `all` for each seed; nan where a run diverged, or where it is not finite."""
-        return [value if math.isfinite(value) else math.nan for value in map(headline, self.runs)]
+        """The headline of `all` for each seed; nan where a run diverged."""
+        return list(map(headline, self.runs))
 
     @property
     def mean(self) -> float:

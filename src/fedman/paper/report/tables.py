@@ -95,7 +95,7 @@ def gains(data: Comparison) -> Table:
         return s.algorithm, s.penalty if several else ""
 
     def texts(pair: Pair) -> list[str]:
-        return [difference(data.headline, pair.gain), points(pair.paper_gain)]
+        return [difference(data.headline, pair.gain, pair.plain.series.mean), points(pair.paper_gain)]
 
     pairs = {(row(pair.penalised.series), pair.plain.series.partition): pair for pair in data.pairs}
     more = ["paper"] if data.in_paper else []
@@ -179,7 +179,7 @@ def variants(data: Comparison) -> Table:
     for changes, s, usual in data.variants():
         row = [s.partition, s.method, changes, s.text, str(len(s.runs))]
         than = usual.series if usual else None
-        row += [than.text, difference(data.headline, s.mean - than.mean)] if than else [BLANK, BLANK]
+        row += [than.text, difference(data.headline, s.mean - than.mean, than.mean)] if than else [BLANK, BLANK]
         row += [paper_accuracy(printed(s))] if data.in_paper else []
         rows.append(row)
     title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
@@ -218,8 +218,8 @@ def all_runs(all_series: Sequence[Series]) -> Table:
     for s in all_series:
         for run, value in zip(s.runs, s.values, strict=True):
             row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.variant, str(run["config"]["seed"])]
-            name = f" {s.headline.column}" if figure == "headline" and not math.isnan(value) else ""
-            row += [mean_std([value], s.headline.form(value)) + name, str(first_at_target(run) or BLANK)]
+            name = f"{s.headline.name} " if figure == "headline" else ""
+            row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
             rows.append([*row, run["version"]])
     return Table("all-runs", "Every run", header, rows, words=3)
@@ -246,9 +246,9 @@ def points(value: float | None, form: str = ".2f") -> str:
     return BLANK if value is None or math.isnan(value) else f"{value:+{form}}".replace("-", "−")
 
 
-def difference(headline: Headline, value: float) -> str:
-    """A difference of two values of a headline, with its sign."""
-    return points(value, headline.form(value))
+def difference(headline: Headline, value: float, than: float) -> str:
+    """A difference from the value `than` of a headline, with its sign, and with as many decimals as that has."""
+    return points(value, headline.form(than))
 
 
 def rounds_text(s: Series) -> str:
