@@ -346,7 +346,7 @@ BAD = [
     ({"algorithm": NoDefault(0.1)}, "beta of tests.test_api:NoDefault has no default"),
     ({"algorithm": ListField()}, "betas of tests.test_api:ListField is "),
     ({"algorithm": NamedLikeAKey()}, "hyper-parameter lr has the name of a key of every run; rename it"),
-    ({"algorithm": NoTitle()}, "algorithm: tests.test_api:NoTitle has no title"),
+    ({"algorithm": NoTitle()}, "algorithm: tests.test_api:NoTitle does not define title"),
     ({"algorithm": WritesToItsInput()}, "algorithm: WritesToItsInput writes to its input w"),
     ({"algorithm": WrongShape()}, "algorithm: WrongShape.step returns w with shape ()"),
     ({"algorithm": ForgetsAVector()}, "ForgetsAVector.update returns the vectors w; wanted is m, w"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -166,8 +167,13 @@ def config_class(parts: tuple[type[Any], ...]) -> type[Config]:
 
 
 def registered() -> tuple[type[Any], ...]:
-    """All parts that have a name."""
-    return tuple(registry[name] for registry in PARTS.values() for name in registry)
+    """All parts that have a name, but for those of installed packages that cannot be imported."""
+    parts: list[type[Any]] = []
+    for registry in PARTS.values():
+        for name in registry:
+            with suppress(UserError):
+                parts.append(registry[name])
+    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -282,13 +288,15 @@ def _own_clients(given: Mapping[str, Any], config: Config, data: Dataset | None)
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
     own = type(config).model_fields
-    strange = {key: value for key, value in given.items() if key not in own}
-    known = config_class(registered()).model_fields if strange else {}
-    for key, value in strange.items():
+    foreign = {key: value for key, value in given.items() if key not in own}
+    parts = registered() if foreign else ()
+    known = config_class(parts).model_fields
+    for key, value in foreign.items():
         if key not in known:
             yield f"{key}: no such key{nearest(key, [*own, *known])}"
         elif value is not None:
-            kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
+            owner = next(part for part in parts if key in hyperparameters(part))
+            kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))
             name = getattr(config, kind)
             hyper = ", ".join(hyperparameters(PARTS[kind][name]))
             yield f"{key}: {name} has no such hyper-parameter ({f'it has {hyper}' if hyper else 'it has none'})"
