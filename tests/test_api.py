@@ -354,7 +354,7 @@ BAD = [
     ({"algorithm": fedman.Scaffold(), "optimizer": fedman.Adam()}, "the formulas of scaffold presume plain SGD"),
     ({"task": MeanLoss()}, "task: MeanLoss's loss has shape () for 2 samples; one number a sample is wanted"),
     ({"task": OtherHeadline()}, "task: the headline 'f1' is not one of OtherHeadline's figures: accuracy"),
-    ({"task": NoHeadline()}, "task: tests.test_api:NoHeadline has no headline"),
+    ({"task": NoHeadline()}, "task: tests.test_api:NoHeadline does not define headline, higher_is_better"),
     ({"task": ReservedScore()}, "task: a score cannot be called seconds"),
     ({"task": fedman.Regression()}, "targets are int64; regression needs floating-point numbers"),
     ({"task": fedman.LanguageModel()}, "must both be ids [n, T]"),
