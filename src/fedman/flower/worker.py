@@ -20,7 +20,7 @@ from fedman.execution.device import matmul_precision, one_thread_each, pick_devi
 from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, LAYER, SERVER, Order, Task
+from fedman.flower.messages import LAYER, SERVER, Order, Task
 from fedman.flower.node import Node
 from fedman.flower.screen import read_arrays
 from fedman.runs.build import Built, build
@@ -44,9 +44,9 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
     memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
-    names = (*algorithm.client, *([LAST] if order.keep_last else []))
+    names = tuple(algorithm.client)
     kept = memory.load(order.accepted, names, w.cpu()) if names and order.accepted >= 0 else {}
-    remembered = {name: kept.get(name, torch.zeros_like(w)).to(w.device)[None] for name in algorithm.client}
+    remembered = {name: kept.get(name, torch.zeros_like(w)).to(w.device)[None] for name in names}
 
     with one_thread_each(federation.device), matmul_precision(built.precision):
         round = Round(order.round, [order.client], federation.training.rate(order.round))
@@ -54,12 +54,9 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
         w, figures = run_local_steps(local, built.executor)
     leaves, upload = algorithm.finish(w, vectors, local.memory, local.hp)
     if names:
-        memory.save(order.round, {name: ({**leaves, LAST: w})[name][0] for name in names})
-    sent = {name: upload[name][0] for name in travels.up}
-    if LAST in kept:
-        sent[LAST] = kept[LAST]
+        memory.save(order.round, {name: leaves[name][0] for name in names}, order.accepted)
     return (
-        {name: v.cpu().numpy() for name, v in sent.items()},
+        {name: upload[name][0].cpu().numpy() for name in travels.up},
         {name if name == "loss" else LAYER + name: v.double().item() for name, v in figures.items()},
     )
 
