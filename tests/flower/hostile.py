@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app.message import array
 from flwr.clientapp import ClientApp
 
 from fedman.flower import client
@@ -84,10 +85,16 @@ GIANT = 300 * 2**20  # bytes
 
 
 def giant(content: RecordDict) -> None:
-    content.array_records[UPLOAD]["giant"] = Array(np.zeros(GIANT, np.uint8))
+    content.array_records[UPLOAD]["giant"] = Array(np.random.default_rng().integers(0, 256, GIANT, np.uint8))
 
 
-GIANTS: dict[str, Callable[[RecordDict], None]] = {"giant array": giant}
+def bomb(content: RecordDict) -> None:
+    """An array whose bytes are all the same. Flower sends equal parts once: with small parts, less than 100 KB in all."""
+    array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 50_000  # a hostile client can do that
+    content.array_records[UPLOAD]["w"] = Array("uint8", (GIANT,), "numpy.ndarray", bytes(GIANT))
+
+
+GIANTS: dict[str, Callable[[RecordDict], None]] = {"giant array": giant, "array of repeated parts": bomb}
 """Replies that take memory, for tests that measure it."""
 
 

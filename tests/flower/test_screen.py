@@ -149,6 +149,12 @@ def test_a_clients_own_reason_is_passed_on_in_one_short_line():
     assert len(str(refused.value)) < 300
 
 
+def test_an_error_of_flowers_own_is_not_the_clients():
+    failed = make_message(METADATA, error=Error(3, "Error: Message Unavailable"))
+    with pytest.raises(Refused, match="Flower says: Error: Message Unavailable"):
+        screen(failed, EXPECTED)
+
+
 def test_a_reply_that_could_not_be_unpacked_is_refused():
     failed = make_message(METADATA, error=Error(UNREADABLE, "its reply cannot be read (ValueError)"))
     with pytest.raises(Refused, match=r"^its reply cannot be read \(ValueError\)"):

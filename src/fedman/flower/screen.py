@@ -22,7 +22,7 @@ import numpy as np
 
 from fedman.data.npz import HEADERS
 from fedman.errors import UserError
-from fedman.flower.messages import FIGURES, REPLY, UNREADABLE, UPLOAD, Order
+from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, UNREADABLE, UPLOAD, Order
 
 if TYPE_CHECKING:
     from flwr.app import Array, Message, RecordDict
@@ -112,8 +112,9 @@ def distance(array: np.ndarray, centre: np.ndarray | float) -> float:
 def contents(answer: Message) -> RecordDict:
     """The records of a reply that is no error."""
     if answer.has_error():
+        who = {UNREADABLE: "", REFUSED: "the client says: ", FORGOTTEN: "the client says: "}
         reason = " ".join(str(answer.error.reason).split())
-        raise Refused(f"{'' if answer.error.code == UNREADABLE else 'the client says: '}{reason:.200}")
+        raise Refused(f"{who.get(answer.error.code, 'Flower says: ')}{reason:.200}")
     if not answer.has_content():
         raise Refused("reply: has nothing")
     return answer.content
