@@ -89,7 +89,7 @@ def giant(content: RecordDict) -> None:
 
 
 def bomb(content: RecordDict) -> None:
-    """An array whose bytes are all the same. Flower sends equal parts once: with small parts, less than 100 KB in all."""
+    """An array whose bytes are all the same. Flower sends equal parts once: small ones take less than 100 KB in all."""
     array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 50_000  # a hostile client can do that
     content.array_records[UPLOAD]["w"] = Array("uint8", (GIANT,), "numpy.ndarray", bytes(GIANT))
 

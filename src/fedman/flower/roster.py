@@ -61,14 +61,14 @@ class Roster:
     def wait(self, seconds: float) -> None:
         """Wait until every client has a node."""
         end = time.monotonic() + seconds
+        self.refresh()
         while len(self.nodes) < len(self.sizes):
             if self.stopping.is_set():
                 raise Stopped
             if time.monotonic() >= end:
                 raise TooFew(self._missing(seconds))
+            time.sleep(POLL_INTERVAL)
             self.refresh()
-            if len(self.nodes) < len(self.sizes):
-                time.sleep(POLL_INTERVAL)
 
     @property
     def hopeful(self) -> bool:
@@ -82,6 +82,7 @@ class Roster:
     def refresh(self) -> None:
         """Remove nodes that have disconnected, ask new ones, and assign clients to those that have answered."""
         self.key_of = {node.node_id: _key(node) for node in self.grid.get_nodes()}
+        self._ask_new()
         contested = self._read_answers()
         for node, k in list(self.claims.items()):
             try:
@@ -92,14 +93,17 @@ class Roster:
         self.nodes = {k: node for k, node in self.nodes.items() if online.get(node) == k}
         for node, k in online.items():
             self.nodes.setdefault(k, node)
-        if self.keys is not None:
-            for node in self.key_of.keys() - self.refused.keys():
-                if self.key_of[node] not in self.keys.values():
-                    self._refuse(node, f"its key {self.key_of[node]} is not in the roster")
+        self._ask(sorted(contested & online.keys()))
+
+    def _ask_new(self) -> None:
+        """Ask nodes that are not known, unless they have been asked a short time ago."""
         known = self.claims.keys() | self.refused.keys() | self._queries.waiting.keys()
         due = time.monotonic() - QUERY_TIMEOUT
         new = [node for node in sorted(self.key_of.keys() - known) if self._asked.get(node, due) <= due]
-        self._ask([*new, *sorted(contested & online.keys())])
+        for node in new:
+            if self.keys is not None and self.key_of[node] not in self.keys.values():
+                self._refuse(node, f"its key {self.key_of[node]} is not in the roster")
+        self._ask([node for node in new if node not in self.refused])
 
     def _ask(self, nodes: list[int]) -> None:
         content = RecordDict({ROUND: ConfigRecord()})
