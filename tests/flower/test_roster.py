@@ -90,6 +90,18 @@ def test_a_silent_node_is_asked_again_after_a_while_and_waited_for_once(grid):
     assert found.nodes[2] == 102
 
 
+def test_a_refused_node_that_is_mended_and_started_again_gets_in(grid):
+    """With a key of its own, a node has the same number after a restart."""
+    grid.nodes[102]["partition-id"] = 7
+    found = Roster(grid, [10, 10, 10], own_data=False, stopping=threading.Event())
+    settle(found)
+    assert list(found.refused) == [102]
+    grid.nodes[102]["partition-id"] = 2
+    found.wait(2)
+    assert found.nodes[2] == 102
+    assert found.refused == {}
+
+
 def test_waiting_ends_when_all_clients_are_there_whoever_else_is_silent(grid, monkeypatch):
     monkeypatch.setattr(roster, "QUERY_TIMEOUT", 60.0)
     grid.nodes |= {node: {"partition-id": 1} for node in (1, 2, 3)}

@@ -73,7 +73,7 @@ class Roster:
     @property
     def hopeful(self) -> bool:
         """Whether a node has been asked for the first time and may still answer."""
-        return bool(self._queries.waiting.keys() - self._silent)
+        return bool(self._queries.waiting.keys() - self._silent - self.refused.keys())
 
     def is_settled(self, k: int) -> bool:
         """Whether client k has a node that is not being asked whether it still is there."""
@@ -96,14 +96,16 @@ class Roster:
         self._ask(sorted(contested & online.keys()))
 
     def _ask_new(self) -> None:
-        """Ask nodes that are not known, unless they have been asked a short time ago."""
-        known = self.claims.keys() | self.refused.keys() | self._queries.waiting.keys()
+        """Ask nodes that are no client, unless they have been asked a short time ago: refused ones may be mended."""
         due = time.monotonic() - QUERY_TIMEOUT
-        new = [node for node in sorted(self.key_of.keys() - known) if self._asked.get(node, due) <= due]
-        for node in new:
-            if self.keys is not None and self.key_of[node] not in self.keys.values():
-                self._refuse(node, f"its key {self.key_of[node]} is not in the roster")
-        self._ask([node for node in new if node not in self.refused])
+        others = self.key_of.keys() - self.claims.keys() - self._queries.waiting.keys()
+        new = [node for node in sorted(others) if self._asked.get(node, due) <= due]
+        if self.keys is not None:
+            for node in new:
+                if self.key_of[node] not in self.keys.values():
+                    self._refuse(node, f"its key {self.key_of[node]} is not in the roster")
+            new = [node for node in new if self.key_of[node] in self.keys.values()]
+        self._ask(new)
 
     def _ask(self, nodes: list[int]) -> None:
         content = RecordDict({ROUND: ConfigRecord()})
@@ -130,6 +132,7 @@ class Roster:
                 contested.add(self.nodes[k])
             self.claims[node] = k
             self._silent.discard(node)
+            self.refused.pop(node, None)
         late = time.monotonic() - QUERY_TIMEOUT
         for node in [node for node in self._queries.waiting if self._asked[node] <= late]:
             del self._queries.waiting[node]
