@@ -14,7 +14,7 @@ from faults.tally import ROOT, Tally
 from fedman.flower import superexec
 from tests.flower.deployment import descendants
 
-SOON = 15.0  # seconds in which processes end with the one they belong to
+SOON = 30.0  # seconds in which processes end with the one they belong to
 LATER = superexec.PATIENCE + 40.0  # seconds in which a SuperExec gives up, and its last retry's pause
 
 
