@@ -44,7 +44,7 @@ from fedman.data import Dataset, load
 from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import FIGURES, LAST, REPLY, ROUND, SERVER, TERM, UPLOAD, Order, SampleKind
+from fedman.flower.messages import FIGURES, REPLY, ROUND, SERVER, TERM, UPLOAD, Order, SampleKind
 from fedman.flower.server_options import ServerOptions
 from fedman.flower.simulation import simulate
 from fedman.models.convnet import cifar_cnn
@@ -158,20 +158,15 @@ def print_bytes() -> None:
         return ArrayRecord({name: Array(w.numpy() + i) for i, name in enumerate(names)})
 
     print(f"{len(w)} parameters; bytes of one client in one round\n")
-    print(
-        "| algorithm | down | bytes | up | bytes | bytes with keep_last=false |\n| --- | --- | --- | --- | --- | --- |"
-    )
+    print("| algorithm | down | bytes | up | bytes |\n| --- | --- | --- | --- | --- |")
     for name, kind in ALGORITHMS.items():
         names = exchange(kind())
         flat = resolve({"dataset": "cifar100", "algorithm": name, "zeta": 0.15}).flat()
-        order = Order("0" * 32, 1, 1, 1.0, 0, True, json.dumps(flat, sort_keys=True), samples)
+        order = Order("0" * 32, 1, 1, 1.0, 0, json.dumps(flat, sort_keys=True), samples)
         reply = ConfigRecord(order.tag)
         down = wire(RecordDict({ROUND: ConfigRecord(vars(order)), SERVER: arrays(*names.down)}))
-        up, lean = (
-            wire(RecordDict({REPLY: reply, UPLOAD: arrays(*sent), FIGURES: figures}))
-            for sent in ((*names.up, LAST), names.up)
-        )
-        cells = [kind.title, ", ".join(names.down), f"{down:,}", ", ".join((*names.up, LAST)), f"{up:,}", f"{lean:,}"]
+        up = wire(RecordDict({REPLY: reply, UPLOAD: arrays(*names.up), FIGURES: figures}))
+        cells = [kind.title, ", ".join(names.down), f"{down:,}", ", ".join(names.up), f"{up:,}"]
         print(f"| {' | '.join(cells)} |")
 
 

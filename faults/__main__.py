@@ -18,7 +18,19 @@ from pathlib import Path
 
 from faults.tally import Row, Tally
 
-SECTIONS = ("kill", "disk", "settings", "files", "numerics", "determinism", "supply", "mutation")
+SECTIONS = (
+    "kill",
+    "disk",
+    "settings",
+    "files",
+    "numerics",
+    "determinism",
+    "supply",
+    "mutation",
+    "replies",
+    "nodes",
+    "orphans",
+)
 
 
 def main(names: list[str]) -> int:

@@ -89,10 +89,11 @@ class Deployment:
         self._until("the SuperLink to answer", lambda: answers(self.port), 120, "superlink")
         self._warm_up("superlink", self.port)
 
-    def start_node(self, name: str, config: str = "", *security: str, wait: bool = True) -> None:
+    def start_node(self, name: str, config: str = "", *security: str, wait: bool = True, mute: bool = False) -> None:
         """Start a SuperNode with a node config such as 'partition-id=0'; by default wait until it has joined.
 
-        `security` replaces the default: --insecure, or with certificates the key `name` and the certificate authority.
+        A mute one has nothing that does its work, so that it never answers. `security` replaces the default:
+        --insecure, or with certificates the key `name` and the certificate authority.
         """
         if not security:
             security = ("--insecure",)
@@ -100,10 +101,12 @@ class Deployment:
                 key = f"{self.certificates}/{name}"
                 security = ("--root-certificates", f"{self.certificates}/ca.crt", "--auth-supernode-private-key", key)
         port = free_port()
-        runtime = ["--host", "127.0.0.1", "--port", str(port), *self._isolation]
+        isolation = ["--isolation", "process"] if mute else self._isolation
+        runtime = ["--host", "127.0.0.1", "--port", str(port), *isolation]
         words = ["flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}", *runtime]
         self._spawn(name, [*words, "--node-config", config] if config else words)
-        self._warm_up(name, port)
+        if not mute:
+            self._warm_up(name, port)
         if wait:
             self._until(f"SuperNode {name} to join", lambda: "SuperNode ID" in self.log(name), 120, name)
 

@@ -1,8 +1,9 @@
 """Hostile replies: what a hostile client sends in place of its own reply.
 
-`app` is fedman's ClientApp for nodes with `hostile="FILE"` in their node config. The content of the file at the
-beginning of a round decides what the node does: it sends one of `KINDS`, or with `sleep SECONDS` an honest reply late;
-an empty file, or none, stands for an honest reply.
+`app` is fedman's ClientApp for nodes with `hostile="FILE"` in their node config. The file says what the node does, in
+lines `ROUND KIND` for one round (counted from 0), or a line with a kind for all rounds. A kind is one of `KINDS`;
+`sleep SECONDS` for an honest reply that is late; `error` for an error with control characters in it; `forget` for the
+claim to have lost its memory. Otherwise the node is honest.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, Context, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app.message import array
 from flwr.clientapp import ClientApp
 
 from fedman.flower import client
-from fedman.flower.messages import FIGURES, REPLY, UPLOAD
+from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, ROUND, UPLOAD
 
 
 def with_w(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[RecordDict], None]:
@@ -75,13 +77,37 @@ KINDS: dict[str, Callable[[RecordDict], None]] = {
     "garbage bytes": garbage,
     "replay": replay,
     "empty reply": empty,
+    "loss 3e38": with_figure("loss", 3e38),
+}
+
+
+GIANT = 300 * 2**20  # bytes
+
+
+def giant(content: RecordDict) -> None:
+    content.array_records[UPLOAD]["giant"] = Array(np.random.default_rng().integers(0, 256, GIANT, np.uint8))
+
+
+def bomb(content: RecordDict) -> None:
+    """An array whose bytes are all the same. Flower sends equal parts once: small ones take less than 100 KB in all."""
+    array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 50_000  # a hostile client can do that
+    content.array_records[UPLOAD]["w"] = Array("uint8", (GIANT,), "numpy.ndarray", bytes(GIANT))
+
+
+GIANTS: dict[str, Callable[[RecordDict], None]] = {"giant array": giant, "array of repeated parts": bomb}
+"""Replies that take memory, for tests that measure it."""
+
+
+ERRORS = {
+    "error": Error(REFUSED, "\x1b[2J\x1b[31mall is well\x07" + "!" * 10_000),
+    "forget": Error(FORGOTTEN, "memory: is gone"),
 }
 
 
 def spoil(kind: str, reply: Message) -> Message:
     """A reply made hostile."""
     if reply.has_content():
-        KINDS[kind](reply.content)
+        (KINDS | GIANTS)[kind](reply.content)
     return reply
 
 
@@ -92,9 +118,18 @@ app.query()(client.introduce)
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """fedman's reply, late or made hostile if the file says so."""
-    orders = Path(str(context.node_config["hostile"]))
-    kind = orders.read_text() if orders.exists() else ""
+    kind = planned(Path(str(context.node_config["hostile"])), message.content.config_records[ROUND]["round"])
     if kind.startswith("sleep "):
         time.sleep(float(kind.removeprefix("sleep ")))
+        kind = ""
+    if kind in ERRORS:
+        return Message(ERRORS[kind], reply_to=message)
     reply = client.train(message, context)
-    return spoil(kind, reply) if kind in KINDS else reply
+    return spoil(kind, reply) if kind else reply
+
+
+def planned(orders: Path, t: object) -> str:
+    """What the file says about a round."""
+    lines = orders.read_text().splitlines() if orders.exists() else []
+    rounds = dict(line.split(" ", 1) for line in lines if line[0].isdigit())
+    return rounds.get(str(t), next((line for line in lines if not line[0].isdigit()), ""))

@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -37,6 +38,7 @@ class LocalGrid(Grid):
     app: ClientApp = client.app
     run_config: dict[str, str | int | float] = field(default_factory=dict)
     replies: dict[str, Message | Exception] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)  # public keys of nodes; the others' are not known
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     sent: list[Message] = field(default_factory=list)
 
@@ -63,6 +65,9 @@ class LocalGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []

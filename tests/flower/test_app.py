@@ -1,11 +1,13 @@
 """The ServerApp: bad input ends with its exit code and reason; the project that `flwr run` sends."""
 
 import json
+import threading
 
 import pytest
 from flwr.app import Context, RecordDict
 
 from fedman.errors import UserError
+from fedman.flower import app
 from fedman.flower.app import Failed, main, new_project
 from tests.flower.local_grid import LocalGrid
 
@@ -37,6 +39,19 @@ def test_a_run_prints_a_line_per_round(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0][:13] for line in lines] == ["round 1: loss", "round 2: loss"]
     assert all(" %" in line for line in lines)
+
+
+def test_a_run_that_does_not_end_after_a_signal_is_ended(monkeypatch):
+    """For calls to a SuperLink that is gone, which Flower repeats for ever."""
+    codes, stop = [], threading.Event()
+    monkeypatch.setattr(app.os, "_exit", codes.append)
+    monkeypatch.setattr(app, "GRACE", 0.0)
+    waiting = threading.Thread(target=app._end_hard, args=[stop])
+    waiting.start()
+    assert codes == []
+    stop.set()
+    waiting.join()
+    assert codes == [1]
 
 
 def test_the_project_is_written_to_a_new_folder_only(tmp_path):

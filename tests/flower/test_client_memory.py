@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedman.errors import UserError
-from fedman.flower.client_memory import KEEP, ClientMemory
+from fedman.flower.client_memory import ClientMemory, Forgotten
 
 RUN = "0123456789abcdef" * 2
 LIKE = torch.zeros(3)
@@ -17,7 +17,7 @@ def memory(tmp_path):
     """Client 1 after rounds 0 and 1."""
     memory = ClientMemory(tmp_path, RUN, 1)
     for t in (0, 1):
-        memory.save(t, {"h": torch.full((3,), float(t))})
+        memory.save(t, {"h": torch.full((3,), float(t))}, accepted=t - 1)
     return memory
 
 
@@ -25,12 +25,32 @@ def test_each_round_is_read_as_it_was_saved(memory):
     assert [memory.load(t, {"h": LIKE})["h"].tolist() for t in (0, 1)] == [[0.0] * 3, [1.0] * 3]
 
 
-def test_the_newest_files_are_kept(memory):
+def rounds(memory):
+    return [int(path.stem.removeprefix("round-")) for path in sorted(memory.folder.iterdir())]
+
+
+def test_rounds_that_were_not_used_are_deleted_and_used_ones_are_not(memory):
+    """Round 1 was used, and 0 before it; 2 to 8 are late."""
     for t in range(2, 9):
-        memory.save(t, {"h": LIKE})
-    assert len(list(memory.folder.iterdir())) == KEEP
-    with pytest.raises(UserError, match=r"round-000004.safetensors is not there \(but round-000005"):
+        memory.save(t, {"h": LIKE}, accepted=1)
+        assert rounds(memory) == [0, 1, t]
+    with pytest.raises(Forgotten, match=r"round-000004.safetensors is not there \(but round-000000.safetensors, round"):
         memory.load(4, {"h": LIKE})
+    memory.save(9, {"h": LIKE}, accepted=8)
+    assert rounds(memory) == [1, 8, 9]
+
+
+def test_late_work_on_an_old_round_deletes_nothing_newer(memory):
+    memory.save(3, {"h": LIKE}, accepted=1)
+    memory.save(4, {"h": LIKE}, accepted=3)
+    memory.save(2, {"h": LIKE}, accepted=1)
+    assert rounds(memory) == [0, 1, 2, 3, 4] or rounds(memory) == [1, 2, 3, 4]
+    assert memory.load(3, {"h": LIKE})
+
+
+def test_a_client_that_starts_without_a_memory_deletes_what_it_had(memory):
+    memory.save(5, {"h": LIKE}, accepted=-1)
+    assert rounds(memory) == [5]
 
 
 def test_files_of_another_client_run_or_round_are_refused(memory, tmp_path):

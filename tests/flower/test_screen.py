@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 
 from fedman.flower.messages import UNREADABLE, Order
-from fedman.flower.screen import Expected, Refused, decode, digest, distance, outliers, screen
+from fedman.flower.screen import Expected, Refused, decode, distance, outliers, screen
 
 P = 6
 METADATA = Metadata(
@@ -27,10 +27,8 @@ METADATA = Metadata(
 RUN = "0123456789abcdef" * 2
 ORIGIN = np.linspace(-1, 1, P, dtype=np.float32)
 EARLIER = np.ones(P, np.float32)
-ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, keep_last=True, settings="{}", samples="{}")
-EXPECTED = Expected(
-    ORDER, arrays=("w", "last"), figures=("loss", "penalty.relu"), theta=ORIGIN, bound=10.0, last=digest(EARLIER)
-)
+ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, settings="{}", samples="{}")
+EXPECTED = Expected(ORDER, arrays=("w", "v"), figures=("loss", "penalty.relu"), theta=ORIGIN, bound=10.0)
 
 
 def reply(w: object = None, /, **changed: object) -> Message:
@@ -38,7 +36,7 @@ def reply(w: object = None, /, **changed: object) -> Message:
     w = ORIGIN + 1 if w is None else w
     records = {
         "reply": ConfigRecord({"run": RUN, "round": 3, "client": 1}),
-        "upload": ArrayRecord({"w": w if isinstance(w, Array) else Array(w), "last": Array(EARLIER)}),
+        "upload": ArrayRecord({"w": w if isinstance(w, Array) else Array(w), "v": Array(EARLIER)}),
         "figures": MetricRecord({"loss": 0.5, "penalty.relu": 2.0}),
         **changed,
     }
@@ -81,10 +79,10 @@ HOSTILE = {
     "wrong dtype": (reply(np.zeros(P)), r"w: is float64 \(6,\)"),
     "whole numbers": (reply(np.zeros(P, np.int32)), r"w: is int32"),
     "other byte order": (reply(w_bytes(npy(ORIGIN.astype(">f4")))), "says float32"),
-    "missing array": (reply(upload=ArrayRecord({"last": Array(EARLIER)})), "upload: has 'last'"),
+    "missing array": (reply(upload=ArrayRecord({"v": Array(EARLIER)})), "upload: has 'v'"),
     "extra array": (
-        reply(upload=ArrayRecord({n: Array(ORIGIN) for n in ("w", "last", "x")})),
-        "upload: has 'last, w, x'; wanted are 'last, w'",
+        reply(upload=ArrayRecord({n: Array(ORIGIN) for n in ("w", "v", "x")})),
+        "upload: has 'v, w, x'; wanted are 'v, w'",
     ),
     "claimed weight 1e30": (reply(figures=with_figures(**{"num-examples": 1e30})), "figures: has .*num-examples"),
     "claimed weight -5": (reply(figures=with_figures(**{"num-examples": -5})), "figures: has .*num-examples"),
@@ -110,29 +108,27 @@ HOSTILE = {
     "loss NaN": (reply(figures=with_figures(loss=math.nan)), "loss: nan is not a finite"),
     "loss whose sum overflows": (reply(figures=with_figures(loss=1.7e308)), "loss: 1.7e\\+308 is not a finite"),
     "loss a list": (reply(figures=with_figures(loss=[1.0, 2.0])), r"loss: \[1.0, 2.0\] is not a finite"),
-    "another earlier upload": (
-        reply(upload=ArrayRecord({"w": Array(ORIGIN), "last": Array(EARLIER * 2)})),
-        "last: is not what this client sent before",
-    ),
+    "loss that spoils every mean": (reply(figures=with_figures(loss=3e38)), r"loss: 3e\+38 is not .* within ±1e\+12"),
+    "control characters in a dtype": (reply(w_bytes(GOOD, dtype="\x1b[2Jfloat32")), r"w: is �\[2Jfloat32 \(6,\)"),
 }  # fmt: skip
 
 
 def test_an_honest_reply_is_read_bit_for_bit():
     found = screen(reply(), EXPECTED)
-    assert list(found.arrays) == ["w", "last"]
+    assert list(found.arrays) == ["w", "v"]
     assert found.arrays["w"].tobytes() == (ORIGIN + 1).tobytes()
     assert found.arrays["w"].dtype == np.float32
     assert found.figures == {"loss": 0.5, "penalty.relu": 2.0}
     assert found.moved == pytest.approx(P**0.5)
 
 
-def test_the_first_round_has_nothing_sent_before_and_without_a_bound_no_distance_is_too_large():
-    first = replace(EXPECTED, arrays=("w",), bound=math.inf, last="")
-    upload, largest = ArrayRecord({"w": Array(ORIGIN * 1e30)}), float(np.finfo(np.float32).max)
-    found = screen(reply(upload=upload, figures=with_figures(loss=largest)), first)
+def test_without_a_bound_no_distance_is_too_large():
+    first = replace(EXPECTED, arrays=("w",), bound=math.inf)
+    upload = ArrayRecord({"w": Array(ORIGIN * 1e30)})
+    found = screen(reply(upload=upload, figures=with_figures(loss=1e12)), first)
     assert found.moved == pytest.approx(1e30 * distance(ORIGIN, 0))
-    assert found.figures["loss"] == largest
-    upload = ArrayRecord({"w": Array(ORIGIN), "last": Array(np.zeros(0, np.float32))})
+    assert found.figures["loss"] == 1e12
+    upload = ArrayRecord({"w": Array(ORIGIN), "v": Array(np.zeros(0, np.float32))})
     with pytest.raises(Refused, match="upload: has"):
         screen(reply(upload=upload), first)
 
@@ -147,10 +143,16 @@ def test_a_hostile_reply_is_refused_with_its_reason_on_one_line(kind):
 
 
 def test_a_clients_own_reason_is_passed_on_in_one_short_line():
-    failed = make_message(METADATA, error=Error(100, "out of\nmemory " + "." * 1000))
-    with pytest.raises(Refused, match=r"the client says: out of memory \.\.\.") as refused:
+    failed = make_message(METADATA, error=Error(100, "\x1b[31mout of\nmemory\u202e\ud800 " + "." * 1000))
+    with pytest.raises(Refused, match=r"the client says: �\[31mout of memory�� \.\.\.") as refused:
         screen(failed, EXPECTED)
     assert len(str(refused.value)) < 300
+
+
+def test_an_error_of_flowers_own_is_not_the_clients():
+    failed = make_message(METADATA, error=Error(3, "Error: Message Unavailable"))
+    with pytest.raises(Refused, match="Flower says: Error: Message Unavailable"):
+        screen(failed, EXPECTED)
 
 
 def test_a_reply_that_could_not_be_unpacked_is_refused():

@@ -1,5 +1,9 @@
 """The server with clients in this process: the same bits as the simulator, missing replies, resume."""
 
+import re
+import shutil
+import time
+
 import pytest
 import torch
 
@@ -7,6 +11,7 @@ from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.data import load
 from fedman.errors import TooFew
+from fedman.flower import roster
 from fedman.flower.messages import ROUND
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
@@ -73,21 +78,26 @@ def test_the_same_bits_as_the_simulator_in_bf16(tmp_path):
 
 
 def test_bytes_that_are_sent_and_received(tmp_path):
-    """FedDC sends θ and g down, and the model up, from the second round on with `last`."""
+    """FedDC sends θ and g down, and the model up."""
     result = play(settings(algorithm="feddc", participation=1, rounds=2), tmp_path)
     size = sum(v.numel() for v in result.models["all"].values()) * 4
-    assert [r["bytes_up"] for r in result.rounds] == [5 * size, 5 * 2 * size]
+    assert [r["bytes_up"] for r in result.rounds] == [5 * size] * 2
     assert [r["bytes_down"] for r in result.rounds] == [5 * 2 * (size + 128)] * 2  # 128: numpy's header
 
 
-def test_without_last_there_is_half_the_upload_and_the_same_model(tmp_path):
+def test_without_last_nothing_is_kept_of_clients_and_the_model_is_the_same(tmp_path):
     config = settings(algorithm="fedavg")
-    lean = play(config, tmp_path / "lean", options=FAST.model_copy(update={"keep_last": False}))
-    full = play(config, tmp_path / "full")
+    kept = []
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: kept.append(len(list(tmp_path.rglob("round-*0.*")))) or reply)
+    lean = play(config, tmp_path / "lean", grid, FAST.model_copy(update={"keep_last": False}))
+    assert set(kept) == {0}
+    full = play(config, tmp_path / "full", grid)
+    assert kept[-1] > 0
     assert same_cloud(lean, full)
-    assert lean.rounds[-1]["bytes_up"] < full.rounds[-1]["bytes_up"]
-    assert not (tmp_path / "lean" / "memory").exists()  # FedAvg has nothing to remember
     assert "all" not in lean.rounds[-1]["accuracy"]
+    assert not (tmp_path / "memory").exists()  # FedAvg has nothing to remember
+    assert not (tmp_path / "full" / "uploads").exists()  # a finished run does not need them
 
 
 def same_cloud(a, b) -> bool:
@@ -190,11 +200,146 @@ def test_a_restarted_node_continues_with_its_clients_memory(tmp_path):
             grid.nodes[301] = dict(grid.nodes[103])
         return reply
 
+    grid.keys = {102: b"two", 300: b"two", 103: b"three", 301: b"three"}
     grid.alter = train_only(restart)
     assert same(play(config, tmp_path, grid), experiment.run(config, device="cpu"))
     nodes = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert 300 in nodes
     assert 301 not in nodes
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddc"])
+def test_a_client_that_is_late_for_many_rounds_is_not_locked_out(algorithm, tmp_path):
+    """Rounds that it has worked on in vain do not push out of its memory the one that was used."""
+    config = settings(algorithm=algorithm, participation=1, rounds=7)
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: None if about(order)[1] == 2 and 1 <= about(order)[0] <= 5 else reply)
+    there = play(config, tmp_path, grid, FAST.model_copy(update={"retries": 0, "round_timeout": 0.05}))
+    assert [r["quarantined"] for r in there.rounds] == [[], *[[2]] * 5, []]
+    machine = simulator(config, load(config.dataset))
+    state = machine.start()
+    for t in range(7):
+        machine.round(state, [0, 1, 3, 4] if 1 <= t <= 5 else [0, 1, 2, 3, 4])
+    assert torch.equal(torch.cat([v.flatten() for v in there.models["cloud"].values()]), state.server["w"])
+    everyone = machine.federation.models(state)["all"]
+    assert torch.equal(torch.cat([v.flatten() for v in there.models["all"].values()]), everyone)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_client_whose_memory_is_lost_starts_without_one_and_the_record_says_so(retries, tmp_path):
+    """It is left out once and starts as at its first round; the models are the simulator's with that memory erased."""
+    config = settings(algorithm="feddc", participation=1, rounds=5)
+    grid = LocalGrid.of(5, tmp_path / "memory")
+
+    def lose(order, reply):
+        if about(order) == (1, 4):
+            (folder,) = (tmp_path / "memory").glob("*/client-000002")
+            shutil.rmtree(folder)
+        return reply
+
+    grid.alter = train_only(lose)
+    options = FAST.model_copy(update={"retries": retries, "quorum": 1.0 if retries else 0.5})
+    there = play(config, tmp_path, grid, options)
+    gone = 2 if retries else 3
+    assert [r["restarted"] for r in there.rounds] == [[2] if t == gone else [] for t in range(5)]
+    if not retries:
+        assert list(there.rounds[2]["refused"]) == ["2"]
+        assert re.fullmatch(
+            r"the client says: memory: \w{32}/client-000002/round-000001.safetensors is not there; "
+            "it starts without a memory when it is asked again",
+            there.rounds[2]["refused"]["2"],
+        )
+    machine = simulator(config, load(config.dataset))
+    state = machine.start()
+    for t in range(5):
+        if t == gone:
+            for rows in state.clients.memory.values():
+                rows[2] = 0
+        machine.round(state, [0, 1, 3, 4] if t == 2 and not retries else [0, 1, 2, 3, 4])
+    for name in ("cloud", "all"):
+        model = torch.cat([v.flatten() for v in there.models[name].values()])
+        assert torch.equal(model, machine.federation.models(state)[name])
+
+
+def test_a_lost_memory_is_still_known_after_a_restart_of_the_server(tmp_path):
+    config, strict = settings(algorithm="feddc", participation=1, rounds=4), FAST.model_copy(update={"retries": 0})
+    grid = LocalGrid.of(5, tmp_path / "memory")
+
+    def lose(order, reply):
+        if about(order) == (1, 4):
+            (folder,) = (tmp_path / "memory").glob("*/client-000002")
+            shutil.rmtree(folder)
+        return reply if about(order)[0] < 3 else None
+
+    grid.alter = train_only(lose)
+    with pytest.raises(TooFew):
+        play(config, tmp_path, grid, strict)
+    there = play(config, tmp_path, resume=True, options=strict)
+    assert [list(record["refused"]) for record in there.rounds] == [[], [], ["2"], []]
+    assert there.rounds[3]["restarted"] == [2]
+
+
+def test_a_second_node_of_a_client_is_refused_and_named_for_good(tmp_path):
+    """The first accepted round binds a number to a key, in the checkpoints too; the owner cannot be locked out."""
+    config = settings(algorithm="feddc", participation=1, rounds=5)
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.keys = {100 + k: f"key {k}".encode() for k in range(5)} | {50: b"intruder"}
+    owner = grid.nodes[102]
+
+    def come_and_go(order, reply):
+        if about(order) == (0, 4):  # the owner leaves, the intruder takes its chance
+            del grid.nodes[102]
+            grid.nodes[50] = dict(owner)
+        if about(order) == (2, 0):
+            grid.nodes[102] = owner
+        return reply if about(order)[0] < 4 else None
+
+    grid.alter = train_only(come_and_go)
+    with pytest.raises(TooFew):
+        play(config, tmp_path, grid)
+    records = RunFolder(tmp_path).read_rounds()
+    assert [r["refused"].get("2") for r in records] == [None, "not connected", "not connected", None]
+    assert re.match(
+        "claims to be client 2, whose key is SHA256:.*; its own is SHA256:", records[1]["refused"]["node 50"]
+    )
+    assert "node 50" not in records[2]["refused"]
+    assert records[3]["refused"] == {}
+    asked = {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"}
+    assert 50 not in asked
+
+    del grid.nodes[102]  # a restart of the server at which only the intruder is there
+    grid.alter = lambda order, reply: reply
+    grid.nodes = {50: grid.nodes.pop(50), **grid.nodes}
+    there = play(config, tmp_path, grid, resume=True)
+    assert there.rounds[4]["refused"]["2"] == "not connected"
+    assert "node 50" in there.rounds[4]["refused"]
+
+
+def test_without_binding_another_node_may_take_a_number(tmp_path):
+    """For federations on one machine: a node without a key of its own has another one after every start."""
+    config = settings(algorithm="feddc", participation=1)
+    grid = LocalGrid.of(5, tmp_path / "memory")
+
+    def restart(order, reply):
+        if about(order) == (0, 4):
+            grid.nodes[300] = grid.nodes.pop(102)
+        return reply
+
+    grid.alter = train_only(restart)
+    there = play(config, tmp_path, grid, FAST.model_copy(update={"bind_keys": False}))
+    assert same(there, experiment.run(config, device="cpu"))
+
+
+def test_a_node_that_never_answers_costs_a_round_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(roster, "QUERY_TIMEOUT", 30.0)
+    config = settings(algorithm="fedavg", participation=1, rounds=2)
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.nodes |= {7: {"partition-id": 1}, 8: {"partition-id": 1}}
+    grid.alter = lambda order, reply: None if order.metadata.dst_node_id in (7, 8) else reply
+    started = time.monotonic()
+    there = play(config, tmp_path, grid, FAST.model_copy(update={"wait": 20.0, "round_timeout": 20.0}))
+    assert time.monotonic() - started < 10
+    assert [r["refused"] for r in there.rounds] == [{}, {}]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -73,7 +73,8 @@ def test_an_interrupted_and_resumed_run_has_the_simulators_bits(tmp_path):
     [
         (["round_timeout=0"], "error: round_timeout: should be greater than 0, not '0'"),
         (["quorum=2"], "error: quorum: should be less than or equal to 1, not '2'"),
-        (["sizes=1,2,3"], "error: sizes: simulated clients have no data of their own; leave it out"),
+        (["sizes=1,2,3"], "error: sizes: simulated clients have no data and no keys of their own; leave it out"),
+        (["roster=keys"], "error: roster: simulated clients have no data and no keys of their own; leave it out"),
         (["nonsense=1"], "error: nonsense: no such key"),
     ],
 )

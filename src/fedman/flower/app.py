@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import threading
+import time
 from pathlib import Path
 
 from flwr.app import Context
@@ -17,8 +20,10 @@ from fedman.paper.presets import find_preset
 from fedman.runs.atomic import write_json
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Headline, RoundRecord, figures
+from fedman.runs.signals import stop_on_signal
 
 EXIT_CODES: dict[type[Exception], int] = {UserError: 2, Diverged: 3, TooFew: 4}
+GRACE = 30.0  # seconds from a signal to the end of the process; there is a checkpoint after every round
 PROJECT = Path(__file__).parent / "project"
 
 
@@ -35,7 +40,13 @@ def main(grid: Grid, context: Context) -> None:
     try:
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
-        serve(grid, config, options, out=out, resume=bool(given["resume"]), progress=_print_round, warn=print)
+        stop = threading.Event()
+        threading.Thread(target=_end_hard, args=[stop], daemon=True).start()
+        with stop_on_signal(stop) as caught:
+            serve(
+                grid, config, options, out=out, resume=bool(given["resume"]), stopping=(stop, caught),
+                progress=_print_round, warn=print,
+            )  # fmt: skip
     except (UserError, Diverged, TooFew, Interrupted) as error:
         code, reason = EXIT_CODES.get(type(error), 0), str(error)
         if isinstance(error, Interrupted):
@@ -43,6 +54,16 @@ def main(grid: Grid, context: Context) -> None:
         if out.is_dir():
             write_json(failed, {"exit": code, "reason": reason})
         raise Failed(f"exit {code}: {reason}") from None
+
+
+def _end_hard(stop: threading.Event) -> None:
+    """End the process some time after a signal, if it has not ended by itself.
+
+    A call to a SuperLink that is gone is repeated for ever by Flower, and the process would keep the run's folder.
+    """
+    stop.wait()
+    time.sleep(GRACE)
+    os._exit(1)
 
 
 def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:

@@ -1,14 +1,16 @@
 """The backend whose clients are on other machines: rounds are sent out over Flower's grid, replies screened.
 
-What a client must remember, the client remembers; here only the round whose reply was used and that upload's hash are
-kept. Replies are weighted by what the server knows, never by what a client claims.
+What a client must remember, the client remembers; here only the round whose reply was used is kept, and for `all` that
+upload, on the disk. Replies are weighted by what the server knows, never by what a client claims.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +20,13 @@ from torch import Tensor
 
 from fedman.algorithms import State
 from fedman.errors import TooFew
+from fedman.execution.executor import Stopped
+from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import LAST, ROUND, SERVER, TERM, Order
-from fedman.flower.roster import Roster, collect_replies
-from fedman.flower.screen import Expected, Refused, Reply, digest, outliers, screen
+from fedman.flower.messages import FORGOTTEN, ROUND, SERVER, TERM, Order
+from fedman.flower.replies import POLL_INTERVAL, PendingReplies
+from fedman.flower.roster import QUERY_TIMEOUT, Roster
+from fedman.flower.screen import Expected, Refused, Reply, outliers, screen
 from fedman.flower.server_options import ServerOptions
 from fedman.training.aggregate import Trained, Transfers
 from fedman.training.federation import Assignment, Federation
@@ -30,36 +35,72 @@ from fedman.training.round import Round
 from fedman.training.state import Notes
 
 SLACK = 1.01  # for rounding, on the distance a client can move
+OTHER_BYTES = 100_000  # of a reply, beside its arrays
+NAMED = 10  # refused nodes in a round's record
 
 
 class AcceptedUploads:
-    """What is kept of clients that remember for themselves: by client the last round used, and that upload's hash."""
+    """What is kept of clients that remember for themselves: by client the last round whose reply was used.
 
-    def __init__(self) -> None:
-        self.run = uuid.uuid4().hex
-        self.accepted: dict[int, tuple[int, str]] = {}
+    With a `folder`, the uploads of these rounds are kept in it: they are what `all` is made of.
+    """
 
-    def uploads(self, ids: Sequence[int]) -> None:
-        return None
+    def __init__(self, initial: Tensor, folder: Path | None) -> None:
+        self.initial, self.folder, self.run = initial, folder, uuid.uuid4().hex
+        self.accepted: dict[int, int] = {}
+        self.forgotten: set[int] = set()  # clients that no longer have the memory of their accepted round
+        self.keys: dict[int, str] = {}  # client -> the key of the node that first worked as it
+
+    def remembered(self, k: int) -> int:
+        """The round whose memory client k has to start from; -1 for none."""
+        return -1 if k in self.forgotten else self.accepted.get(k, -1)
+
+    def uploads(self, ids: Sequence[int]) -> Tensor | None:
+        if self.folder is None:
+            return None
+        start = self.initial.cpu()
+        like = {"w": start}
+        found = [self._files(k).load(self.accepted[k], like)["w"] if k in self.accepted else start for k in ids]
+        return torch.stack(found).to(self.initial.device)
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return {}
 
     def save(self, t: int, ids: Sequence[int], w: Tensor, memory: State) -> None:
-        for k, row in zip(ids, w.cpu().numpy(), strict=True):
-            self.accepted[k] = t, digest(row)
+        for k, row in zip(ids, w, strict=True):
+            if self.folder is not None:
+                self._files(k).save(t, {"w": row}, self.accepted.get(k, -1))
+            self.accepted[k] = t
+            self.forgotten.discard(k)
 
     def tensors(self, seen: Sequence[int]) -> dict[str, Tensor]:
         return {}
 
     def notes(self) -> Notes:
-        return {"run": self.run, "accepted": {str(k): list(v) for k, v in self.accepted.items()}}
+        return {
+            "run": self.run,
+            "accepted": {str(k): [t] for k, t in self.accepted.items()},
+            "forgotten": {str(k): [] for k in sorted(self.forgotten)},
+            "keys": {str(k): [key] for k, key in self.keys.items()},
+        }
 
     def restore(self, seen: Sequence[int], tensors: Mapping[str, Tensor], notes: Notes) -> None:
         self.run = str(notes["run"])
-        accepted = notes["accepted"]
-        assert isinstance(accepted, dict)
-        self.accepted = {int(k): (int(t), str(hash)) for k, (t, hash) in accepted.items()}
+        accepted, forgotten, keys = (_table(notes, name) for name in ("accepted", "forgotten", "keys"))
+        self.accepted = {k: int(t) for k, (t, *_) in accepted.items()}
+        self.forgotten = set(forgotten)
+        self.keys.update({k: str(key) for k, (key,) in keys.items()})
+
+    def _files(self, k: int) -> ClientMemory:
+        assert self.folder is not None
+        return ClientMemory(self.folder, self.run, k, str(self.folder))
+
+
+def _table(notes: Notes, name: str) -> dict[int, list[int | str]]:
+    """What a checkpoint notes of every client; a checkpoint of an older version may have nothing."""
+    found = notes.get(name, {})
+    assert isinstance(found, dict)
+    return {int(k): v for k, v in found.items()}
 
 
 class FlowerBackend:
@@ -82,6 +123,8 @@ class FlowerBackend:
         self.federation, self.store, self.roster, self.service = federation, store, roster, service
         self.settings, self.samples = settings, samples
         self.exchange = exchange(federation.algorithm)
+        self.keys: dict[int, str] = {}  # of the nodes whose replies were good
+        self.named: set[int] = set()  # refused nodes that stand in a record
         self.figures = ("loss", *(TERM + name for name in terms))
         how, sizes = federation.training, federation.samples.sizes(range(len(federation.ids)))
         self.steps = [len(batch_counts(n, how.epochs, how.batch_size)) for n in sizes]
@@ -107,34 +150,82 @@ class FlowerBackend:
                 f"round {round.number + 1}: {len(good)} good replies from a cohort of {len(round.cohort)}, "
                 f"{need} are needed, after {attempts} attempts; {why}"
             )
-        bytes_up = sum(v.nbytes for reply in good.values() for v in reply.arrays.values())
-        transfers = Transfers({str(k): reason for k, reason in refused.items()}, attempts, bytes_down, bytes_up)
+        if self.service.bind_keys:
+            for k in good:
+                self.store.keys.setdefault(k, self.keys[k])
+        transfers = Transfers(
+            refused={str(k): reason for k, reason in refused.items()} | self._refused_nodes(),
+            attempts=attempts,
+            bytes_down=bytes_down,
+            bytes_up=sum(v.nbytes for reply in good.values() for v in reply.arrays.values()),
+            restarted=[k for k in sorted(good) if k in self.store.forgotten],
+        )
         return [self._collect(round, server, good, transfers)]
+
+    def _refused_nodes(self) -> dict[str, str]:
+        """The nodes that have been refused as clients since the last round, with the reasons."""
+        new = [node for node in self.roster.refused if node not in self.named]
+        self.named.update(new)
+        more = {"more nodes": f"{len(new) - NAMED} were refused as well"} if len(new) > NAMED else {}
+        return {f"node {node}": self.roster.refused[node] for node in new[:NAMED]} | more
 
     def _attempt(self, round: Round, server: State, good: dict[int, Reply]) -> tuple[dict[int, str], int]:
         """Ask once those without a good reply, and add to `good`; why the others are refused, and the bytes sent."""
-        self.roster.refresh()
         clients = [k for k in round.cohort if k not in good]
+        timeout, theta = self.service.round_timeout, server["w"].cpu().numpy()
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
-        timeout, nodes = self.service.round_timeout, self.roster.nodes
-        theta = server["w"].cpu().numpy()
-        asked = {k: self._expected(round, theta, k) for k in clients if k in nodes}
-        messages = {}
-        for k, expected in asked.items():
-            records = RecordDict({ROUND: ConfigRecord(vars(expected.order)), SERVER: ArrayRecord(vectors)})
-            messages[k] = Message(records, nodes[k], "train", ttl=timeout)
-        answers = collect_replies(self.roster.grid, messages, timeout, self.roster.stopping)
-        refused = {k: "not connected" for k in clients if k not in messages}
-        refused |= {k: f"no reply within {timeout:g} s" for k in messages if k not in answers}
+        expected = {k: self._expected(round, theta, k) for k in clients}
+        answers, keys = self._ask(expected, vectors)
+        refused = {k: "not connected" for k in clients if k not in keys}
+        refused |= {k: f"no reply within {timeout:g} s" for k in keys if k not in answers}
         for k, answer in answers.items():
             try:
-                good[k] = screen(answer, asked[k])
+                good[k] = screen(answer, expected[k])
+                self.keys[k] = keys[k]
             except Refused as error:
                 refused[k] = str(error)
+                if answer.has_error() and answer.error.code == FORGOTTEN:
+                    self.store.forgotten.add(k)
+                    refused[k] += "; it starts without a memory when it is asked again"
         for k, reason in outliers({k: reply.moved for k, reply in good.items()}, self.service.norm_factor).items():
             refused[k] = reason
             del good[k]
-        return refused, len(messages) * sum(len(v.data) for v in vectors.values())
+        return refused, len(keys) * sum(len(v.data) for v in vectors.values())
+
+    def _ask(
+        self, expected: Mapping[int, Expected], vectors: Mapping[str, Array]
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        """The answers of these clients, and the keys of the nodes that were asked.
+
+        A client whose node is not known yet is asked as soon as it is; the round does not wait for nodes that are none
+        of its clients, nor for new nodes after `QUERY_TIMEOUT`.
+        """
+        roster, timeout, start = self.roster, self.service.round_timeout, time.monotonic()
+        nbytes = next(iter(expected.values())).theta.nbytes
+        pending = PendingReplies(roster.grid, int(1.1 * len(self.exchange.up) * nbytes) + OTHER_BYTES)
+        answers: dict[int, Message] = {}
+        keys: dict[int, str] = {}
+        ends: dict[int, float] = {}
+        while True:
+            if roster.stopping.is_set():
+                raise Stopped
+            if len(keys) < len(expected):
+                roster.refresh()
+                found = {k: roster.nodes[k] for k in expected if k not in keys and roster.is_settled(k)}
+                messages = {}
+                for k, node in found.items():
+                    order = ConfigRecord(vars(expected[k].order))
+                    records = RecordDict({ROUND: order, SERVER: ArrayRecord({**vectors})})
+                    messages[k] = Message(records, node, "train", ttl=timeout)
+                pending.send(messages)
+                keys |= {k: roster.key_of[node] for k, node in found.items()}
+                ends |= dict.fromkeys(found, time.monotonic() + timeout)
+            answers |= pending.arrived()
+            now = time.monotonic()
+            hope = len(keys) < len(expected) and roster.hopeful and now < start + QUERY_TIMEOUT
+            if not hope and all(now >= ends[k] for k in pending.waiting):
+                return answers, keys
+            time.sleep(POLL_INTERVAL)
 
     def _collect(self, round: Round, server: State, good: dict[int, Reply], transfers: Transfers) -> Trained:
         """The good replies in the clients' order: the uploads that came, and those that follow from them."""
@@ -146,7 +237,6 @@ class FlowerBackend:
         kept = (*algorithm.client, *algorithm.scratch)
         memory = {name: torch.zeros_like(sent["w"]) for name in kept}  # of no influence on what follows
         _, follows = algorithm.finish(sent["w"], server, {**memory, **algorithm.begin(server, memory, hp)}, hp)
-        last = [reply.arrays.get(LAST) for reply in used]
         figures = {
             name.removeprefix(TERM): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)
             for name in self.figures
@@ -155,7 +245,7 @@ class FlowerBackend:
             clients=clients,
             upload={**follows, **sent},
             memory={},
-            previous=torch.stack([federation.initial if v is None else self._vector(v) for v in last]),
+            previous=self.store.uploads(clients),
             figures=figures,
             transfers=transfers,
         )
@@ -165,16 +255,14 @@ class FlowerBackend:
 
     def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
         """Client k's order, and what its reply must be."""
-        accepted, hash = self.store.accepted.get(k, (-1, ""))
-        federation, keep_last, p = self.federation, self.service.keep_last, self.federation.relative_size[k].item()
+        federation, p = self.federation, self.federation.relative_size[k].item()
         how, norm = federation.training, float(np.linalg.norm(theta.astype(np.float64)))
         decay = how.weight_decay + federation.algorithm.extra_decay(p)
         reach = federation.optimizer.reach(norm, self.steps[k], theta.size, round.lr, how.clip, decay)
         return Expected(
-            order=Order(self.store.run, round.number, k, p, accepted, keep_last, self.settings, self.samples),
-            arrays=(*self.exchange.up, *([LAST] if keep_last and accepted >= 0 else [])),
+            order=Order(self.store.run, round.number, k, p, self.store.remembered(k), self.settings, self.samples),
+            arrays=self.exchange.up,
             figures=self.figures,
             theta=theta,
             bound=self.service.norm_bound or SLACK * reach,
-            last=hash,
         )

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from fedman.config import format_errors
 from fedman.errors import UserError
 from fedman.flower import client_data
-from fedman.flower.messages import FIGURES, NODE, REFUSED, REPLY, ROUND, UPLOAD, Order
+from fedman.flower.messages import FIGURES, FORGOTTEN, NODE, REFUSED, REPLY, ROUND, UPLOAD, Order
 from fedman.flower.node import Node
 
 app = ClientApp()
@@ -38,6 +38,7 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Do one client's work of a round."""
     from fedman.flower import worker
+    from fedman.flower.client_memory import Forgotten
 
     try:
         node = Node.of(context)
@@ -50,7 +51,8 @@ def train(message: Message, context: Context) -> Message:
         reason = f"round: the message is not an order of this program ({wrong})"
         return Message(Error(REFUSED, reason), reply_to=message)
     except UserError as error:
-        return Message(Error(REFUSED, str(error)), reply_to=message)
+        code = FORGOTTEN if isinstance(error, Forgotten) else REFUSED
+        return Message(Error(code, str(error)), reply_to=message)
     answer: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         REPLY: ConfigRecord({**order.tag}),
         UPLOAD: ArrayRecord({name: Array(v) for name, v in upload.items()}),

@@ -8,15 +8,15 @@ A round, server to client k (message type "train"):
 And back:
 
 - `reply`, a ConfigRecord: `run`, `round`, `client` as they came;
-- `upload`, an ArrayRecord: the client's model `w`, `[P]`; `last`, its upload that the server used before, where
-  the server keeps the mean of all clients; and what else the server cannot compute from these
+- `upload`, an ArrayRecord: the client's model `w`, `[P]`, and what else the server cannot compute from it
   (`fedman.flower.exchange`);
 - `figures`, a MetricRecord: `loss`, and the terms of the penalty as `penalty.NAME`.
 
 A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",
 with `round` alone); the answer is `node`, a ConfigRecord: `client`, and `samples`, the size of the client's own data, 0
 where it takes its part of the run's public data set. A client that cannot or will not work answers with a Flower error
-whose reason is one line. Arrays are plain ndarrays in numpy's own format, never pickles.
+whose reason is one line, and with the code `FORGOTTEN` if it no longer has what it must remember. Arrays are plain
+ndarrays in numpy's own format, never pickles.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from pydantic.dataclasses import dataclass
 ROUND, SERVER = "round", "server"
 REPLY, UPLOAD, FIGURES = "reply", "upload", "figures"
 NODE = "node"
-LAST = "last"
 TERM = "penalty."
 
-REFUSED, UNREADABLE = 100, 101
-"""Codes of Flower errors: of a client's own reason, and of a reply that the server cannot unpack."""
+REFUSED, UNREADABLE, FORGOTTEN = 100, 101, 102
+"""Codes of Flower errors: a client's own reason, a reply that the server cannot unpack, a client's lost memory."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class Order:
     round: int  # counted from 0
     client: int
     relative_size: float  # p_k
-    accepted: int  # the last round whose reply the server used; -1: none
-    keep_last: bool  # whether the server wants the upload of that round again
+    accepted: int  # the last round whose reply the server used, and whose memory counts; -1: start without a memory
     settings: str  # the run's configuration, JSON
     samples: str  # the fields of a `SampleKind`, JSON
 

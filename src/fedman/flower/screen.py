@@ -12,7 +12,6 @@ not influence what is computed from the others.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ import numpy as np
 
 from fedman.data.npz import HEADERS
 from fedman.errors import UserError
-from fedman.flower.messages import FIGURES, LAST, REPLY, UNREADABLE, UPLOAD, Order
+from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, UNREADABLE, UPLOAD, Order
 
 if TYPE_CHECKING:
     from flwr.app import Array, Message, RecordDict
@@ -35,14 +34,21 @@ The largest distance of honest clients, measured in medians, by the clients' siz
 one class per client, four algorithms), below 8 for log-normal sizes with σ = 1 (1 to 454 samples), below 19 with σ = 2.
 """
 
-LARGEST = float(np.finfo(np.float32).max)  # of a figure
+LARGEST = float(np.finfo(np.float32).max)  # of a metric in any Flower app
+LARGEST_FIGURE = 1e12  # of a loss or a MAN term: honest ones are far below, and means of them stay readable
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """By name of array: its shape and dtype, ((10, 5), "float32")."""
 
 
 class Refused(UserError):
-    """A message that must not be used; one line that says why."""
+    """A message that must not be used; one line that says why.
+
+    The line may quote the sender. It ends up in records and on terminals, so control characters are replaced.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in why))
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,10 @@ class Expected:
     """An order, and what the reply to it must be."""
 
     order: Order
-    arrays: tuple[str, ...]  # the names in the upload; `last` is the client's earlier upload, known by its hash
+    arrays: tuple[str, ...]  # the names in the upload
     figures: tuple[str, ...]
     theta: np.ndarray  # [P], the model that was sent: arrays have its shape and dtype
     bound: float  # on the distance of the client's model from θ, and on the norm of every other array
-    last: str  # `digest` of the upload that `last` has to be
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,7 @@ def screen(answer: Message, expected: Expected) -> Reply:
         raise Refused(f"{REPLY}: is not a reply to this round's order ({wrong or _names(said)})")
     arrays = read_arrays(content, UPLOAD, dict.fromkeys(expected.arrays, (theta.shape, str(theta.dtype))))
     figures = _read_figures(content, expected.figures)
-    if LAST in arrays and digest(arrays[LAST]) != expected.last:
-        raise Refused(f"{LAST}: is not what this client sent before")
-    moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items() if name != LAST}
+    moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items()}
     for name, far in moved.items():
         if far > expected.bound:
             raise Refused(f"{name}: lies {far:.3g} from where it started; {expected.bound:.3g} is the most it can be")
@@ -106,16 +109,12 @@ def distance(array: np.ndarray, centre: np.ndarray | float) -> float:
     return float(np.linalg.norm(np.subtract(array, centre, dtype=np.float64).ravel()))
 
 
-def digest(array: np.ndarray) -> str:
-    """SHA-256 of an array's numbers, by which the server recognises an array that it does not store."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-
-
 def contents(answer: Message) -> RecordDict:
     """The records of a reply that is no error."""
     if answer.has_error():
+        who = {UNREADABLE: "", REFUSED: "the client says: ", FORGOTTEN: "the client says: "}
         reason = " ".join(str(answer.error.reason).split())
-        raise Refused(f"{'' if answer.error.code == UNREADABLE else 'the client says: '}{reason:.200}")
+        raise Refused(f"{who.get(answer.error.code, 'Flower says: ')}{reason:.200}")
     if not answer.has_content():
         raise Refused("reply: has nothing")
     return answer.content
@@ -135,14 +134,14 @@ def read_arrays(content: RecordDict, record: str, shapes: Shapes) -> dict[str, n
 
 
 def _read_figures(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
-    """The figures of a reply: exactly the names given, with numbers small enough for their sum to be finite."""
+    """The figures of a reply: exactly the names given, of a size that honest figures have."""
     if FIGURES not in content.metric_records:
         raise Refused(f"{FIGURES}: is not a record of figures")
     _exactly(FIGURES, content.metric_records[FIGURES], names)
     figures: dict[str, float] = {}
     for name, figure in content.metric_records[FIGURES].items():
-        if not isinstance(figure, float) or not abs(figure) <= LARGEST:
-            raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST:.3g}")
+        if not isinstance(figure, float) or not abs(figure) <= LARGEST_FIGURE:
+            raise Refused(f"{name}: {figure!r:.40} is not a finite floating-point number within ±{LARGEST_FIGURE:.3g}")
         figures[name] = figure
     return figures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import SampleKind
-from fedman.flower.roster import Roster
+from fedman.flower.roster import Roster, read_roster
 from fedman.flower.server_options import ServerOptions, save_options
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
@@ -62,8 +63,11 @@ def serve(
         built = build([config], data, pick_device(device), stopping=stop, parts=parts)
         stack.enter_context(matmul_precision(built.precision))
         (federation,) = built.federations
-        roster = Roster(grid, federation.samples.sizes(range(config.clients)), service.sizes is not None, stop)
-        store = AcceptedUploads()
+        uploads = Path(out) / "uploads"
+        store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
+        keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
+        sizes = federation.samples.sizes(range(config.clients))
+        roster = Roster(grid, sizes, service.sizes is not None, stop, keys, store.keys)
         kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
         backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
@@ -79,6 +83,7 @@ def serve(
         (result,) = play([Run(config, federation, state, built, folder, resume, progress, warn)], backend, caught)
     if isinstance(result, Exception):
         raise result
+    shutil.rmtree(uploads, ignore_errors=True)
     return result
 
 

@@ -34,8 +34,14 @@ class ServerOptions(BaseModel):
     sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="samples of each client, where clients have data of their own: 120,80,…"
     )
+    roster: str | None = Field(
+        None, description="a file of lines with a client's number and its node's public key; no other key is accepted"
+    )
+    bind_keys: bool = Field(
+        True, description="a client's number belongs to the key of the first node whose reply as this client was used"
+    )
     keep_last: bool = Field(
-        True, description="compute `all`, the mean of all clients' last models, for twice the upload"
+        True, description="compute `all`, the mean of all clients' last models, which are kept in OUT/uploads"
     )
 
     @field_validator("sizes", mode="before")

@@ -46,8 +46,10 @@ def simulate(
     What clients remember is stored in OUT/memory until the run is done. With $RAY_ADDRESS the clients work on that
     cluster, whose machines must see OUT and the data under the same paths.
     """
-    if options.sizes is not None:
-        raise UserError("sizes: simulated clients have no data of their own; leave it out")
+    for key in ("sizes", "roster"):
+        if getattr(options, key) is not None:
+            raise UserError(f"{key}: simulated clients have no data and no keys of their own; leave it out")
+    options = options.model_copy(update={"bind_keys": False})  # Ray's nodes have other keys after a resume
     if done := finished_result(config, out, resume):
         return done
     stopping, results = threading.Event(), list[Result]()

@@ -26,7 +26,7 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedman.errors import UserError
-from fedman.flower.roster import collect_replies
+from fedman.flower.replies import collect_replies
 from fedman.flower.screen import FACTOR, LARGEST, Refused, contents, distance, outliers, read_arrays
 
 TAGGED, TAG = "fedman", "tag"

@@ -21,7 +21,7 @@ from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
 from fedman.flower.imports import check_imports
-from fedman.flower.messages import LAST, SERVER, TERM, Order, SampleKind
+from fedman.flower.messages import SERVER, TERM, Order, SampleKind
 from fedman.flower.node import Node
 from fedman.flower.screen import read_arrays
 from fedman.runs.build import Built, build
@@ -46,8 +46,7 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
     memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
-    remembers = {**federation.memory, **({LAST: w} if order.keep_last else {})}
-    kept = memory.load(order.accepted, remembers) if remembers and order.accepted >= 0 else {}
+    kept = memory.load(order.accepted, federation.memory) if federation.memory and order.accepted >= 0 else {}
     remembered = {name: kept.get(name, start).to(w.device)[None] for name, start in federation.memory.items()}
 
     with one_thread_each(federation.device), matmul_precision(built.precision):
@@ -55,13 +54,10 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
         result = run_local_steps(local, built.executor)
     leaves, upload = federation.finish(local, result, vectors)
-    if remembers:
-        memory.save(order.round, {name: ({**leaves, LAST: result.w})[name][0] for name in remembers})
-    sent = {name: upload[name][0] for name in travels.up}
-    if LAST in kept:
-        sent[LAST] = kept[LAST]
+    if federation.memory:
+        memory.save(order.round, {name: leaves[name][0] for name in federation.memory}, order.accepted)
     return (
-        {name: v.cpu().numpy() for name, v in sent.items()},
+        {name: upload[name][0].cpu().numpy() for name in travels.up},
         {name if name == "loss" else TERM + name: v.double().item() for name, v in result.figures.items()},
     )
 

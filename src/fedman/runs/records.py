@@ -69,10 +69,11 @@ class RoundRecord(TypedDict):
     test_loss: dict[str, float]  # of the same models; that of a finite model can overflow
     seconds: Seconds
     clients: NotRequired[Spread]  # the headline on the clients' own test samples
-    refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used
+    refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used; "node N" -> why it is none
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
+    restarted: NotRequired[list[int]]  # Flower: clients that had lost their memory and started without one
 
 
 Progress: TypeAlias = Callable[[RoundRecord], object]

@@ -24,10 +24,11 @@ from fedman.training.federation import Assignment
 class Transfers:
     """How the replies of clients on other machines came about."""
 
-    refused: dict[str, str]  # client -> why its reply was not used
+    refused: dict[str, str]  # client -> why its reply was not used; "node N" -> why it cannot be a client
     attempts: int
     bytes_down: int  # of arrays, to all clients
     bytes_up: int  # of arrays that were used
+    restarted: list[int]  # clients that had lost their memory and started without one
 
 
 @dataclass(frozen=True)
