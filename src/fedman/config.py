@@ -79,6 +79,7 @@ class Config(BaseModel):
     )
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
+    keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
     tensorboard: bool = Field(False, description="also write a TensorBoard log")
 
     @property
@@ -226,12 +227,17 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The keys of a TOML file."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
-        values = tomllib.loads(content.decode())
+            return parse_toml(file.read(MAX_BYTES + 1), path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
+    """The keys in the contents of a TOML file; `path` names it in errors."""
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
+    try:
+        values = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())[:200]}") from None
     tables = [key for key, value in values.items() if isinstance(value, dict)]

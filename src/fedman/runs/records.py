@@ -5,6 +5,8 @@ pydantic is imported when something is read, so that training does without it.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from functools import cache
 from math import inf, nan
@@ -34,7 +36,7 @@ class _Scalar:
 Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, _Scalar]]
 """The keys of a configuration that have a value, as `Config.flat` gives them. A number may be infinite."""
 
-LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
+LOCAL = ("data_dir", "checkpoint_seconds", "keep_state", "tensorboard")
 """Keys that do not decide a run's result."""
 
 Finite = Annotated[float, Interval(gt=-inf, lt=inf)]  # excludes not-a-number too
@@ -55,6 +57,7 @@ class RoundRecord(TypedDict):
     accuracy: dict[str, Percent]  # of the models evaluated in this round: "all", "sel", "cloud"
     test_loss: dict[str, float]  # of the same models; that of a finite model can overflow
     seconds: Seconds
+    extended_from: NotRequired[Count]  # `rounds` as it was before this round, if it was raised there
     refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
@@ -87,6 +90,7 @@ class Summary(TypedDict):
     version: str
     torch: str
     stacked: NotRequired[Count]  # the number of runs that shared the GPU
+    extended: NotRequired[list[Count]]  # the rounds after which `rounds` was raised
     curve: NotRequired[Curve]  # in a results file
 
 
@@ -161,6 +165,12 @@ def differing(one: Settings, other: Settings) -> list[str]:
     return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
 
 
+def is_extended(before: Settings, now: Settings) -> bool:
+    """Whether the two differ in nothing but more `rounds` now."""
+    old, new = before.get("rounds"), now.get("rounds")
+    return differing(before, now) == ["rounds"] and isinstance(old, int) and isinstance(new, int) and old < new
+
+
 Record = TypeVar("Record")
 
 
@@ -170,9 +180,12 @@ def read(kind: type[Record], path: Path) -> Record:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file."""
+    """The bytes of a regular file. A pipe, which would be waited for, and a device, which never ends, are refused."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{path}: is not a regular file")
+            return file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 

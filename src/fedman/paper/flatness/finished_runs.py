@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedman.config import CUSTOM, Config, read_toml, resolve
+from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, partition
 from fedman.data.augment import channels_first, normalise
 from fedman.data.images import holds_images
@@ -56,8 +56,8 @@ def read_run(folder: Path) -> FinishedRun:
         raise UserError(f"{folder}: no such folder; name the folder of a finished run")
     if not files.config.exists():
         raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
-    config = resolve(read_toml(files.config))
-    if not files.summary.exists():
+    config = resolve(files.read_config())
+    if files.ending() is None or not files.summary.exists():
         state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
         raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
     if CUSTOM in (config.dataset, config.model):
