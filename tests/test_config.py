@@ -39,6 +39,7 @@ SHARED = {
     "eval_others_every": 10,
     "precision": "auto",
     "checkpoint_seconds": 60.0,
+    "keep_state": True,
     "tensorboard": False,
 }
 HYPER = {

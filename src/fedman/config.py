@@ -134,6 +134,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     config = _fill_defaults(config)
     mistakes = [*_unknown_keys(given, config), *mistakes]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
+    mistakes += [f"{key}: is not Unicode text" for key, value in given.items() if _has_surrogates(str(value))]
     mistakes += _check_names(config)
     if len(mistakes) == 1:
         raise UserError(mistakes[0])
@@ -142,6 +143,11 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
     of_preset = preset.hyper(config) if preset else {}
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
+
+
+def _has_surrogates(text: str) -> bool:
+    """Whether a word of the command line was no UTF-8: it could not be written to `config.toml`."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def parse_value(key: str, text: str, algorithms: Iterable[type[Algorithm]]) -> Any:

@@ -42,6 +42,8 @@ def verify(places: Sequence[Path]) -> Verified:
 
 def _checks(place: Path) -> list[tuple[Path, Callable[[], bool]]]:
     """For each run and each file in a place: read all of it, and say whether it had checksums."""
+    if not place.exists():
+        raise UserError(f"{place}: no such file or folder")
     if not place.is_dir():
         return [(place, partial(_results, place))]
     runs = find_runs(place, CONFIG, SUMMARY, DIVERGED, MANIFEST)

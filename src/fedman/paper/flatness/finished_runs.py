@@ -57,9 +57,10 @@ def read_run(folder: Path) -> FinishedRun:
     if not files.config.exists():
         raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
     config = resolve(files.read_config())
-    if files.ending() is None or not files.summary.exists():
+    if not files.summary.exists():
         state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
         raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
+    files.ending()
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
     return FinishedRun(folder, config, files.read_models())

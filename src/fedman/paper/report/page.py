@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -105,13 +109,27 @@ def render(report: Report, folder: str) -> str:
         lstrip_blocks=True,
     )
     ours = resources.files("fedman.paper.report")
-    style, script = (ours.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (_dense(ours.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     page = environment.get_template("page.html.j2").render(
         report=report, folder=folder, version=version(), style=style, script=script, colours=COLOURS, marks=MARKS,
         mean_std=mean_std, paper_accuracy=tables.paper_accuracy, points=tables.points, partition_title=partition_title,
-        slug=slug,
+        slug=slug, policy=_policy(script), link=quote(os.fsencode(folder)),
     )  # fmt: skip
-    return re.sub(r"\n\s*\n+", "\n", page)
+    return _dense(page).encode("utf-8", "backslashreplace").decode()  # a file's name need not be Unicode
+
+
+def _dense(text: str) -> str:
+    """The text without empty lines."""
+    return re.sub(r"\n\s*\n+", "\n", text)
+
+
+def _policy(script: str) -> str:
+    """The page's Content-Security-Policy: no script but its own, and nothing is fetched, whatever a style may say."""
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{own}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _without_empty(section: Section) -> Section:
