@@ -22,6 +22,7 @@ from fedman.training.settings import Training
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
+MAX_DOTS = 2000  # in it
 MAX_MISTAKES = 40  # in one message
 VARIANTS = ", ".join(f"{name} (model {v.model})" if v.model else name for name, v in MAN_VARIANTS.items())
 TRAINING = Training()  # the defaults
@@ -242,6 +243,8 @@ def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
     """The keys in the contents of a TOML file; `path` names it in errors."""
     if len(content) > MAX_BYTES:
         raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
+    if content.count(b".") > MAX_DOTS:  # of a dotted key, whose time grows with the square of its length
+        raise UserError(f"{path}: has more than {MAX_DOTS} dots, which no configuration needs")
     try:
         values = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:

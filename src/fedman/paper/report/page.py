@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.paper.report import cost, curves, hessian, narrative, partitions, spectra, tables
@@ -113,7 +113,7 @@ def render(report: Report, folder: str) -> str:
     page = environment.get_template("page.html.j2").render(
         report=report, folder=folder, version=version(), style=style, script=script, colours=COLOURS, marks=MARKS,
         mean_std=mean_std, paper_accuracy=tables.paper_accuracy, points=tables.points, partition_title=partition_title,
-        slug=slug, policy=_policy(script), link=quote(os.fsencode(folder)),
+        slug=slug, policy=_policy(script), link=url_quote(os.fsencode(folder)),
     )  # fmt: skip
     return _dense(page).encode("utf-8", "backslashreplace").decode()  # a file's name need not be Unicode
 
