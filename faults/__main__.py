@@ -18,7 +18,10 @@ from pathlib import Path
 
 from faults.tally import Row, Tally
 
-SECTIONS = ("kill", "disk", "settings", "files", "numerics", "determinism", "supply", "mutation")
+SECTIONS = (
+    *("kill", "disk", "finished", "symlinks", "settings", "files", "injection", "numerics", "determinism", "supply"),
+    "mutation",
+)
 
 
 def main(names: list[str]) -> int:

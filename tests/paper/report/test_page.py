@@ -1,27 +1,22 @@
 """The page in a real browser: no errors, toggles, values under the pointer, dark, phone and print."""
 
 import base64
-import http.server
 import json
 import re
-import shutil
-import threading
 import time
 
 import pytest
 
 from fedman.paper.report import command
+from tests.paper.report.report_browser import escaped, hostile_results, listening, open_browser, there_is_a_browser
 from tests.paper.report.report_rows import flatness, pair, row, write
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]  # fmt: skip
 CURVES = '[id="cifar100-dir0.3-curves-1"]'
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
 pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
+    pytest.mark.skipif(not there_is_a_browser(), reason="chromium and chromedriver are not installed"),
     pytest.mark.xdist_group("browser"),
 ]
 
@@ -42,13 +37,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", "--window-size=1280,900"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(120)
+    driver = open_browser(tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
 
@@ -200,51 +189,8 @@ def test_every_section_of_the_contents_is_there(browser):
 
 @pytest.fixture
 def outside():
-    """A server that nothing on a page may ask; the list of what was asked for."""
-    asked = []
-
-    class Note(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Note)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-
-
-def hostile_results(folder, url):
-    """Results and measurements whose every text tries to leave its place on the page."""
-    texts = [
-        f'x"><img src={url}/tag><script>hacked=1</script>',
-        f"red); background: url({url}/style); --x: (",
-        f'"/><style>body {{ background: url({url}/sheet) }}</style>',
-        f"</script><script>hacked=1;fetch('{url}/script')</script>",
-        f"' onmouseover='hacked=1' style='background:url({url}/attribute)",
-        f"]]></svg><image href='{url}/image'/><!--",
-    ]
-    rows = []
-    for n, text in enumerate(texts):
-        for zeta in (0.0, 0.1, 0.2, 0.3):
-            made = row(40.0 + n, zeta=zeta)
-            made["config"] |= {"dataset": text, "partition": text, "algorithm": text, f"key {text}": n, "model": text}
-            rows.append(made | {"device": text, "version": text, "precision": text, "method": text})
-    rows[0]["config"][f"key {texts[0]}"] = texts[1]
-    rows += [r | {"config": r["config"] | {"algorithm": t}} for r, t in zip(pair(40.0, 50.0), texts, strict=False)]
-    write(folder / f"a{texts[4].replace('/', '')[:40]}.jsonl", rows)
-    record = flatness()
-    record["run"] |= {"algorithm": texts[0], "method": texts[1], "partition": texts[2], "dataset": texts[3]}
-    record["models"][texts[0]] = record["models"]["all"]
-    blocks = record["models"]["all"]["layers"]["blocks"]
-    blocks[texts[4]] = blocks["fc"]
-    (folder / "flatness.json").write_text(json.dumps(record))
-    steps = [{"where": t, "model": t, "kind": t, "ms": 2.0, "ratio": 1.98} for t in texts]
-    (folder / "cost.json").write_text(json.dumps({"steps": steps}))
+    with listening() as found:
+        yield found
 
 
 def test_nothing_in_a_file_escapes_onto_the_page(chromium, outside, tmp_path):
@@ -252,16 +198,9 @@ def test_nothing_in_a_file_escapes_onto_the_page(chromium, outside, tmp_path):
     (tmp_path / "results").mkdir()
     hostile_results(tmp_path / "results", url)
     command(tmp_path / "results", tmp_path / "report.html")
-    chromium.get((tmp_path / "report.html").as_uri())
-    buttons = "document.querySelectorAll('button').forEach(b => { b.click(); b.click() })"
-    chromium.execute_script(f"{buttons}; document.querySelectorAll('details').forEach(d => d.open = true)")
-    time.sleep(0.3)
-    assert js(chromium, "typeof hacked") == "undefined"
-    assert js(chromium, "document.querySelectorAll('img, iframe, script[src], link:not([rel=icon])').length") == 0
-    assert js(chromium, "document.querySelectorAll('script').length") == 1
+    assert escaped(chromium, tmp_path / "report.html", asked) is None
     assert js(chromium, "document.querySelectorAll('figure').length") > 20, "the page is there"
     assert [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
-    assert asked == []
 
 
 def test_the_policy_holds_where_escaping_would_fail(chromium, outside, page):
