@@ -19,17 +19,8 @@ from pathlib import Path
 from faults.tally import Row, Tally
 
 SECTIONS = (
-    "kill",
-    "disk",
-    "settings",
-    "files",
-    "numerics",
-    "determinism",
-    "supply",
-    "mutation",
-    "replies",
-    "nodes",
-    "orphans",
+    *("kill", "disk", "finished", "symlinks", "settings", "files", "injection", "numerics", "determinism", "supply"),
+    *("mutation", "replies", "nodes", "orphans"),
 )
 
 

@@ -22,7 +22,15 @@ from fedman.runs.folder import RunFolder
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["faults.runs", "fedman.cli.commands", "fedman.runs.sweep", "fedman.runs.experiment", "fedman.cli.progress"]
+    [
+        "faults.runs",
+        "fedman.cli.commands",
+        "fedman.runs.sweep",
+        "fedman.runs.experiment",
+        "fedman.cli.progress",
+        "fedman.paper.report.page",
+        "fedman.paper.flatness.command",
+    ]
 )
 PATIENCE = 600.0  # seconds: a process that takes longer hangs
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, fields
 
 import pytest
@@ -40,6 +41,7 @@ SHARED = {
     "eval_others_every": 10,
     "precision": "auto",
     "checkpoint_seconds": 60.0,
+    "keep_state": True,
     "tensorboard": False,
 }
 HYPER = {
@@ -169,3 +171,21 @@ def test_python_calls_take_hyperparameters_and_do_not_override_a_preset():
     assert fedman.run(preset="digits", **small).summary["config"]["batch_size"] == 10
     with pytest.raises(UserError, match="cifar100"):
         fedman.run(preset="cifar100-iid", data_dir="nowhere", **small)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 200_000) + " = 1",
+        f"[{'.'.join('a' * 200_000)}]",
+        f"a = {{{'.'.join('a' * 200_000)} = 1}}",
+        "\n".join(f"{'.'.join('a' * 1000)}{i} = 1" for i in range(400)),
+    ],
+    ids=["key", "table", "inline", "keys"],
+)
+def test_nobody_waits_for_dotted_keys(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    started = time.process_time()
+    with pytest.raises(UserError, match=r"a\.toml: has more than 2000 dots, which no configuration needs"):
+        read_toml(tmp_path / "a.toml")
+    assert time.process_time() - started < 1

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
+MAX_DOTS = 2000  # in it
 MAX_MISTAKES = 40  # in one message
 TRAINING = Training()  # the defaults
 PARTS: dict[str, Registry[Any]] = {
@@ -113,6 +114,7 @@ class Config(BaseModel):
     )
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
+    keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
     tensorboard: bool = Field(False, description="also write a TensorBoard log")
 
     @property
@@ -201,6 +203,7 @@ def resolve(
     config = _fill_defaults(config)
     mistakes = [*mistakes, *_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
+    mistakes += [f"{key}: is not Unicode text" for key, value in given.items() if _has_surrogates(str(value))]
     mistakes += [*missing, *_check_names(config)]
     if preset and values.get("dataset") not in (None, own := preset.keys.get("dataset"), "") and own:
         mistakes.append(f"dataset: {config.dataset!r} is not that of the preset, {own}; leave one of them out")
@@ -235,6 +238,11 @@ def _parts(given: Mapping[str, Any]) -> tuple[tuple[type[Any], ...], list[str]]:
             elif owner.setdefault(key, kind) != kind:
                 mistakes.append(f"{kind}: {name}'s hyper-parameter {key} is one of the {owner[key]}'s too; rename it")
     return tuple(parts), mistakes
+
+
+def _has_surrogates(text: str) -> bool:
+    """Whether a word of the command line was no UTF-8: it could not be written to `config.toml`."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -364,12 +372,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The keys of a TOML file."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
-        values = tomllib.loads(content.decode())
+            return parse_toml(file.read(MAX_BYTES + 1), path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
+    """The keys in the contents of a TOML file; `path` names it in errors."""
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
+    if content.count(b".") > MAX_DOTS:  # of a dotted key, whose time grows with the square of its length
+        raise UserError(f"{path}: has more than {MAX_DOTS} dots, which no configuration needs")
+    try:
+        values = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())[:200]}") from None
     tables = [key for key, value in values.items() if isinstance(value, dict)]

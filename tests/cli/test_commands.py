@@ -1,6 +1,8 @@
 """The command line: bad input of every kind ends with exit code 2, one message, and nothing written."""
 
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -115,7 +117,13 @@ BAD_KEYS = [
     (["--preset", "digits", "alpha=1"], "alpha: fedavg has no such"),
     (["--config", "missing.toml"], "missing.toml: No such file"),
     (["--resume"], "--resume: name the run's folder with --out"),
-    (["--resume", "--out", "missing"], "missing/config.toml: No such file"),
+    (["--resume", "--out", "missing"], "missing: holds no run that could be resumed (no config.toml)"),
+    (["--preset", "digits", "--resume", "--out", "missing"], "missing: holds no run that could be resumed"),
+    (["--preset", "digits", "--out", "x" * 256], "x/config.toml: File name too long"),
+    (["--config", "x" * 256], "x: File name too long"),
+    (["--resume", "--out", "x" * 256], "x/config.toml: File name too long"),
+    (["--config", "a\udcff.toml"], r"a\udcff.toml: No such file"),
+    (["dataset=npz:a\udcff.npz"], "dataset: is not Unicode text"),
     (["--device", "tpu"], "device: 'tpu' is not one of auto, cpu, cuda"),
     (["--device", "cuda"], "device: no CUDA device is available"),
     (["dataset=cifar100", "data_dir=nowhere"], "fedman data get cifar100"),
@@ -220,9 +228,88 @@ def test_not_enough_memory(workplace, tmp_path, capsys, monkeypatch, ask):
     """torch and numpy say so in different ways."""
     monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: ask())
     assert "error: not enough memory; fewer clients" in refused(capsys, ["run", "--preset", "digits", "rounds=1"])
+
+
+def test_a_mistake_of_ours_says_what_to_report(workplace, capsys, monkeypatch):
+    """The last net: one line, which is not that of bad input; the traceback is there for who asks."""
     monkeypatch.setattr(experiment, "run_stacked", lambda *given, **named: torch.ones(2) @ torch.ones(3))
+    words = ["run", "--preset", "digits", "rounds=1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    line = r"fedman: internal error in fedman \S+, experiment\.py:\d+: RuntimeError: [^\n]* size[^\n]*; please report"
+    assert re.match(line, said)
+    assert said.count("\n") == 1
+    monkeypatch.setenv("FEDMAN_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="size"):
-        main(["run", "--preset", "digits", "rounds=1"])
+        main(words)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_a_terminal_without_our_letters(encoding):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "fedman", "list"], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert rb"\u03b6" in done.stdout
+
+
+def test_a_run_in_a_folder_that_is_not_unicode(workplace, capsys):
+    out = os.fsdecode(b"r\xff")
+    main_ok(["run", "--preset", "digits", "model=mlp", "rounds=1", "--out", out])
+    main_ok(["run", "--out", out, "--resume"])
+    main_ok(["results", out, "--out", f"{out}.jsonl"])
+    main_ok(["report", ".", "--out", f"{out}.html"])
+    main_ok(["verify", "."])
+    assert r"r\udcff" in capsys.readouterr().out
+
+
+def test_control_characters_of_files_do_not_reach_the_terminal(workplace, tmp_path, capsys):
+    words = ["run", "--preset", "digits", "model=mlp", "rounds=1", "--out", "here"]
+    main_ok(words)
+    (tmp_path / "here/manifest.json").unlink()
+    summary = tmp_path / "here/summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "\x1b]0;title\x07[red]"}))
+    capsys.readouterr()
+    main_ok([*words, "--resume"])
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert r"on \x1b]0;title\x07[red]" in said
+
+
+def test_a_run_is_extended_by_one_key(workplace, tmp_path, capsys):
+    main_ok(["run", "--preset", "digits", "model=mlp", "rounds=2", "algorithm=feddyn", "--out", "here"])
+    main_ok(["run", "--out", "here", "--resume", "rounds=4"])
+    summary = json.loads((tmp_path / "here/summary.json").read_text())
+    assert (summary["config"]["rounds"], summary["config"]["algorithm"], summary["extended"]) == (4, "feddyn", [2])
+
+
+def test_verify(workplace, tmp_path, capsys):
+    main_ok(["sweep", "--preset", "digits", "model=mlp", "rounds=2", "seed=0,1,2", "--out", "runs"])
+    main_ok(["results", "runs", "--out", "runs/all.jsonl"])
+    capsys.readouterr()
+    main_ok(["verify", "runs", "runs/all.jsonl"])
+    assert capsys.readouterr().out == "5 of 5 runs and files are as they were written\n"
+    (tmp_path / "runs/seed0/manifest.json").unlink()
+    main_ok(["verify", "runs"])
+    old = "not checked, as earlier versions wrote no checksums: runs/seed0"
+    assert capsys.readouterr().out == f"3 of 4 runs and files are as they were written\n{old}\n"
+    for name in ("seed1/rounds.jsonl", "seed2/model.safetensors", "all.jsonl"):
+        path = tmp_path / "runs" / name
+        path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify", "runs"])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("0 of 4 runs and files are as they were written\nnot checked")
+    assert captured.err.splitlines() == [
+        "fedman: error: 3 damaged",
+        "runs/seed1/rounds.jsonl: damaged (its sha256 is not the one in manifest.json)",
+        "runs/seed2/model.safetensors: damaged (its sha256 is not the one in manifest.json)",
+        "runs/all.jsonl: line 3: damaged (no checksum, which other lines have)",
+    ]
+    assert "damaged: no runs, results or measurements here" in refused(capsys, ["verify", "damaged"])
+    assert "nothing: no such file or folder" in refused(capsys, ["verify", "nothing"])
 
 
 def test_divergence_has_its_own_code(workplace, capsys):

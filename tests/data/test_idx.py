@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedman import data
@@ -77,6 +79,8 @@ IDX = {
     "gzip is text": Case(IMAGES, "not a whole gzip", gz(b"<html>")),
     "gzip checksum wrong": Case(IMAGES, "not a whole gzip", gz(flip(PACKED, -5))),
     "gzip damaged": Case(IMAGES, "not a whole gzip", gz(flip(PACKED, 40, 5))),
+    "gzip of many parts": Case(IMAGES, "more than 1000 parts", gz(make.gz(b"") * 2000 + PACKED)),
+    "gzip padded for ever": Case(IMAGES, "more than a gzip file of", gz(PACKED + bytes(8 << 20))),
     "gzip bomb": Case(IMAGES, "unpacks to more", gz(make.gz(bytes(BOMB)))),
 }
 
@@ -84,3 +88,33 @@ IDX = {
 @pytest.mark.parametrize("case", IDX.values(), ids=IDX)
 def test_bad_idx(sandbox: Sandbox, case: Case) -> None:
     sandbox.refuses("mnist", case)
+
+
+@pytest.mark.usefixtures("small")
+def test_gzip_in_parts_with_padding(tmp_path: Path) -> None:
+    files, (x_train, *_) = make.idx_files()
+    make.write_folder(tmp_path, files)
+    content = files[IMAGES]
+    (tmp_path / IMAGES).unlink()
+    parts = make.gz(content[:100]) + bytes(10) + make.gz(content[100:]) + bytes(1000)
+    (tmp_path / f"{IMAGES}.gz").write_bytes(parts)
+    assert (data.load("mnist", tmp_path).x_train == x_train[..., None]).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_take_no_more_memory_than_their_bytes(tmp_path: Path, packed: bool) -> None:
+    """Of the real size; the first labels are those of MNIST."""
+    for stem, count in (("train", 60_000), ("t10k", 10_000)):
+        labels = np.zeros(count, np.uint8)
+        labels[:5] = 5, 0, 4, 1, 9
+        for name, header, content in (
+            (f"{stem}-images-idx3-ubyte", (0x803, count, 28, 28), bytes(count * 784)),
+            (f"{stem}-labels-idx1-ubyte", (0x801, count), labels.tobytes()),
+        ):
+            raw = struct.pack(f">{len(header)}I", *header) + content
+            (tmp_path / (f"{name}.gz" if packed else name)).write_bytes(make.gz(raw) if packed else raw)
+    tracemalloc.start()
+    loaded = data.load("mnist", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.2 * (loaded.x_train.nbytes + loaded.x_test.nbytes)

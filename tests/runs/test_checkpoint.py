@@ -3,6 +3,8 @@
 import contextlib
 import json
 import random
+import re
+import shutil
 
 import pytest
 from safetensors.torch import load_file
@@ -10,7 +12,9 @@ from torch import nn
 
 import fedman
 from faults.runs import fingerprint
+from fedman.config import resolve
 from fedman.errors import UserError
+from fedman.runs import checkpoint, experiment
 from fedman.runs.folder import RunFolder
 
 KEYS = {
@@ -84,10 +88,10 @@ def test_no_flipped_bit_changes_a_result(stopped, whole):
     good, rng = path.read_bytes(), random.Random(0)
     files = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     for _ in range(12):
+        shutil.rmtree(stopped)
         for p, content in files.items():
-            p.parent.mkdir(exist_ok=True)
+            p.parent.mkdir(parents=True, exist_ok=True)
             p.write_bytes(content)
-        (stopped / "summary.json").unlink(missing_ok=True)
         bad = bytearray(good)
         bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         path.write_bytes(bad)
@@ -113,8 +117,51 @@ def test_another_configuration_is_refused(stopped):
 def test_another_format_is_refused(stopped):
     path = newest(stopped, "json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(UserError, match=r"round-000003\.json: checkpoint format 99, this version reads 2"):
+    with pytest.raises(UserError, match=r"round-000003\.json: checkpoint format 99, this version reads 2; finish"):
         resumed(stopped)
+
+
+def test_the_first_format_is_refused_with_the_way_out(stopped):
+    """It had neither version nor notes, and one hash."""
+    before = {}
+    for path in stopped.glob("checkpoint/*.json"):
+        new = json.loads(path.read_text())
+        old = {key: new[key] for key in ("round", "seen", "seconds", "config")} | {"format": 1, "sha256": new["data"]}
+        path.write_text(json.dumps(old))
+        before[path] = path.read_bytes()
+    how = "finish the run with the version that wrote it, or start again in a new folder"
+    with pytest.raises(UserError, match=rf"^\S*round-000003\.json: checkpoint format 1, this version reads 2; {how}$"):
+        resumed(stopped)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(RunFolder(stopped).read_rounds()) == 3
+
+
+def test_an_unfinished_run_may_have_more_rounds(stopped):
+    assert resumed(stopped, rounds=7) == [4, 5, 6, 7]
+    records = RunFolder(stopped).read_rounds()
+    assert {r["round"]: r["extended_from"] for r in records if "extended_from" in r} == {4: 5}
+
+
+def test_an_earlier_versions_records_are_said_to_be_unchecked(stopped, whole):
+    (stopped / "manifest.json").unlink()
+    rounds = stopped / "rounds.jsonl"
+    rounds.write_text(re.sub(r', "sum": "\w+"}', "}", rounds.read_text()))
+    said = []
+    experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
+    assert said == [f"{stopped}: written by an earlier version, without checksums; its records are not checked"]
+    assert fingerprint(stopped) == whole
+
+
+def test_a_changed_record_or_configuration_is_noticed_before_the_run_goes_on(stopped):
+    rounds, config = stopped / "rounds.jsonl", stopped / "config.toml"
+    good, before = rounds.read_text(), config.read_text()
+    rounds.write_text(good.replace('"all": ', '"all": 9', 1))
+    with pytest.raises(UserError, match=r"rounds\.jsonl: line 1: damaged \(its checksum differs"):
+        resumed(stopped)
+    rounds.write_text(good)
+    config.write_text(before.replace("clients = 8", "clients = 9"))
+    with pytest.raises(UserError, match=r"config\.toml: damaged"):
+        RunFolder(stopped).read_config()
 
 
 def test_another_module_is_refused(tmp_path):
@@ -129,9 +176,6 @@ def test_another_module_is_refused(tmp_path):
 
 def test_another_version_is_named_and_goes_on(stopped, whole, monkeypatch):
     said = []
-    from fedman.config import resolve
-    from fedman.runs import checkpoint, experiment
-
     monkeypatch.setattr(checkpoint, "version", lambda: "9.9")
     experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
     assert len(said) == 1

@@ -167,7 +167,7 @@ def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
 
 
 @pytest.mark.xdist_group("kill")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
     out = tmp_path / "killed"
     process = start(out, *WORDS)
@@ -194,11 +194,64 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 
 def test_a_finished_run_is_returned_as_it_is(tmp_path):
-    first = fedman.run(**SMALL, out=tmp_path)
-    assert not (tmp_path / "checkpoint").exists()
+    first = fedman.run(**SMALL, checkpoint_seconds=0.0, out=tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoint").glob("*.json")] == ["round-000005.json"]
     again = fedman.run(**SMALL, out=tmp_path, resume=True, progress=lambda r: pytest.fail("played again"))
     assert (again.summary, again.rounds) == (first.summary, first.rounds)
     assert all(torch.equal(again.models[m][k], v) for m, model in first.models.items() for k, v in model.items())
+
+
+def accuracy_of_all(rounds):
+    return [(r["round"], r["cohort"], r["loss"], r["accuracy"]["all"]) for r in rounds]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddc", "scaffold"])
+def test_more_rounds_for_a_finished_run(tmp_path, algorithm):
+    """It ends with the weights of a run of so many rounds, and its records and summary say when it was extended."""
+    keys = {**SMALL, "algorithm": algorithm, "zeta": 0.15}
+    whole = fedman.run(**{**keys, "rounds": 8})
+    fedman.run(**{**keys, "rounds": 3}, out=tmp_path)
+    fedman.run(**{**keys, "rounds": 5}, out=tmp_path, resume=True)
+    more = fedman.run(**{**keys, "rounds": 8}, out=tmp_path, resume=True)
+    assert all(torch.equal(more.models[m][k], v) for m, model in whole.models.items() for k, v in model.items())
+    assert accuracy_of_all(more.rounds) == accuracy_of_all(whole.rounds)
+    assert {r["round"]: r["extended_from"] for r in more.rounds if "extended_from" in r} == {4: 3, 6: 5}
+    assert more.summary["extended"] == [3, 5]
+    assert more.summary["config"]["rounds"] == 8
+    assert fedman.run(**{**keys, "rounds": 8}, out=tmp_path, resume=True).summary == more.summary
+    assert "extended" not in whole.summary
+    with pytest.raises(UserError, match="holds a run of another configuration; rounds differ"):
+        fedman.run(**{**keys, "rounds": 7}, out=tmp_path, resume=True)
+    with pytest.raises(UserError, match="holds a run of another configuration; lr, rounds differ"):
+        fedman.run(**{**keys, "rounds": 9}, lr=0.05, out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("stop", [4, 6])
+def test_an_extension_that_is_killed_goes_on(tmp_path, stop):
+    """Right after its first record, which no checkpoint has yet; and two rounds later."""
+    keys = {**SMALL, "checkpoint_seconds": 1e6, "algorithm": "feddc"}
+    fedman.run(**{**keys, "rounds": 3}, out=tmp_path)
+
+    def die(record):
+        if record["round"] == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**{**keys, "rounds": 8}, out=tmp_path, resume=True, progress=die)
+    assert not (tmp_path / "summary.json").exists()
+    more = fedman.run(**{**keys, "rounds": 8}, out=tmp_path, resume=True)
+    assert more.summary["extended"] == [3]
+    assert accuracy_of_all(more.rounds) == accuracy_of_all(fedman.run(**{**keys, "rounds": 8}).rounds)
+
+
+def test_a_finished_run_without_its_state_has_no_more_rounds(tmp_path):
+    fedman.run(**SMALL, keep_state=False, out=tmp_path)
+    message = (
+        r"finished after 5 rounds, and its last checkpoint was not kept \(keep_state\); choose another --out for 9"
+    )
+    with pytest.raises(UserError, match=message):
+        fedman.run(**{**SMALL, "rounds": 9}, out=tmp_path, resume=True)
+    assert fedman.run(**SMALL, out=tmp_path, resume=True).summary["config"]["rounds"] == 5
 
 
 def test_a_diverged_run_says_so(tmp_path):

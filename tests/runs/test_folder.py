@@ -1,11 +1,15 @@
 """The folder of a run: what is left by a crash, what is damaged, and that no run is overwritten."""
 
 import json
+import os
+import re
+import stat
 
 import pytest
 
 import fedman
 from fedman.errors import UserError
+from fedman.runs import folder as folder_module
 from fedman.runs.folder import SUMMARY as FILE
 from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
@@ -13,10 +17,10 @@ from tests.runs.run_records import RECORD, SUMMARY
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20}
 
 
-def test_records_that_cannot_be_written(tmp_path):
+def test_records_that_cannot_be_written(tmp_path, monkeypatch):
     """A disk that is full says so in the first record; the folder can be let go of all the same."""
     with RunFolder(tmp_path) as folder:
-        folder.rounds.symlink_to("/dev/full")
+        monkeypatch.setattr(folder_module, "_open", lambda name, flags: os.open("/dev/full", flags))
         with pytest.raises(UserError, match=r"rounds\.jsonl: cannot be written: No space left on device"):
             folder.append(RECORD)
 
@@ -57,21 +61,118 @@ def test_checkpoints_leave_room_for_two_and_clear_what_was_left_half_done(tmp_pa
 
 def test_what_a_killed_process_staged_is_cleared(tmp_path):
     (tmp_path / ".model.safetensors.123").write_bytes(b"half")
-    (tmp_path / ".mine.1").write_text("not ours")
-    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path)
+    theirs = {".mine.1", ".config.toml.backup", ".config.toml.1.txt"}
+    for name in theirs:
+        (tmp_path / name).write_text("not ours")
+    fedman.run(**{**SMALL, "rounds": 1}, keep_state=False, out=tmp_path)
     (tmp_path / "checkpoint").mkdir()  # as if killed between the summary and the end
     (tmp_path / "checkpoint" / "round-000001.json").touch()
-    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path, resume=True)
-    written = {".lock", "config.toml", "model.safetensors", "rounds.jsonl", "summary.json"}
-    assert {p.name for p in tmp_path.rglob("*")} == written | {".mine.1"}
+    fedman.run(**{**SMALL, "rounds": 1}, keep_state=False, out=tmp_path, resume=True)
+    written = {".lock", "config.toml", "manifest.json", "model.safetensors", "rounds.jsonl", "summary.json"}
+    assert {p.name for p in tmp_path.rglob("*")} == written | theirs
+
+
+def test_every_file_of_a_run_has_the_usual_mode(tmp_path):
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path)
+    (tmp_path / "usual").touch()
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*") if p.is_file()}
+    assert len(modes) > 8
+    assert set(modes.values()) == {modes["usual"]}
 
 
 def test_a_run_is_not_overwritten(tmp_path):
     fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path)
-    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(UserError, match=r"holds a run already; add --resume \(in Python resume=True\)"):
         fedman.run(**SMALL, out=tmp_path)
-    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """Both have found the folder empty; the second gets the lock when the first has finished, or was killed."""
+    real, before = RunFolder.__enter__, {}
+
+    def other_was_first(folder):
+        monkeypatch.setattr(RunFolder, "__enter__", real)
+        fedman.run(**SMALL, seed=1, out=tmp_path)
+        before.update(contents(tmp_path))
+        return real(folder)
+
+    monkeypatch.setattr(RunFolder, "__enter__", other_was_first)
+    with pytest.raises(UserError, match="holds a run already"):
+        fedman.run(**SMALL, out=tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_there_must_be_a_run_to_resume(tmp_path):
+    out = tmp_path / "mistyped"
+    with pytest.raises(UserError, match=r"mistyped: holds no run that could be resumed \(no config\.toml\)"):
+        fedman.run(**SMALL, out=out, resume=True)
+    assert not out.exists()
+
+
+# --- symbolic links and names ---------------------------------------------------------------------------------------
+
+
+def test_links_are_not_followed(tmp_path):
+    """Whatever of a run's folder is a link: what it leads to stays as it is."""
+    victim = tmp_path / "victim"
+    for name in (".lock", "rounds.jsonl", "config.toml", "summary.json", "model.safetensors", "manifest.json"):
+        victim.write_text("precious")
+        out = tmp_path / f"run-{name}"
+        out.mkdir()
+        (out / name).symlink_to(victim)
+        if name in (".lock", "config.toml"):
+            with pytest.raises(UserError, match=rf"{name}: cannot be written: Too many levels|holds a run already"):
+                fedman.run(**{**SMALL, "rounds": 1}, out=out)
+        elif name == "manifest.json":
+            with pytest.raises(UserError, match=r"manifest\.json: not JSON"):
+                fedman.run(**{**SMALL, "rounds": 1}, out=out)
+        elif name == "summary.json":
+            with pytest.raises(UserError, match=r"summary\.json: not JSON"):
+                fedman.run(**{**SMALL, "rounds": 1}, out=out)
+        else:
+            fedman.run(**{**SMALL, "rounds": 1}, out=out)
+            assert not (out / name).is_symlink()
+        assert victim.read_text() == "precious"
+
+
+def test_what_is_staged_does_not_go_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "run").mkdir()
+    for name in ("config.toml", "rounds.jsonl", "model.safetensors"):
+        (tmp_path / "run" / f".{name}.{os.getpid()}").symlink_to(victim)
+    fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path / "run")
+    assert victim.read_text() == "precious"
+
+
+def test_checkpoints_delete_nothing_but_checkpoints(tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    mine = ["my-round-notes.txt", "round-1.json", "round-000001.json.txt", ".round-000001.json.old"]
+    for name in mine:
+        (folder / name).write_text("mine")
+    fedman.run(**SMALL, checkpoint_seconds=0.0, keep_state=False, out=tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == sorted(mine)
+
+
+def test_checkpoints_are_not_written_elsewhere(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "round-000001.json").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint").symlink_to(elsewhere)
+    with pytest.raises(UserError, match=r"checkpoint: is a symbolic link, which is not followed"):
+        fedman.run(**SMALL, checkpoint_seconds=0.0, out=tmp_path / "run")
+    assert [p.read_text() for p in elsewhere.iterdir()] == ["mine"]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -86,6 +187,18 @@ def unfinished(tmp_path):
 def finished(unfinished):
     unfinished.write_ending(SUMMARY)
     return unfinished
+
+
+@pytest.fixture
+def older(finished):
+    """A finished run of an earlier version: no manifest, and records without sums."""
+    finished.manifest.unlink()
+    finished.rounds.write_text(without_sums(finished.rounds.read_text()))
+    return finished
+
+
+def without_sums(text):
+    return re.sub(r', "sum": "\w+"}', "}", text)
 
 
 DAMAGED = [
@@ -106,18 +219,77 @@ def test_a_damaged_record_ends_the_records_of_a_run_under_way(unfinished, line):
     first, _, third = unfinished.rounds.read_text().splitlines()
     unfinished.rounds.write_text(f"{first}\n{line}\n{third}\n")
     assert [record["round"] for record in unfinished.read_rounds()] == [1]
-    with pytest.raises(UserError, match=r"rounds\.jsonl: ends before the checkpoint's round 2; start again"):
-        unfinished.truncate(2)
-    assert unfinished.truncate(1) == [RECORD]
+    with pytest.raises(UserError, match=r"rounds\.jsonl: line 2: damaged .*; the checkpoint's round 3 needs it"):
+        unfinished.start(3, {})
+    assert unfinished.start(1, {}) == [RECORD]
     assert unfinished.rounds.read_text() == first + "\n"
 
 
+@pytest.mark.parametrize("lines", ["132", "1", "12", "1223", "23", "13"])
+def test_lost_swapped_and_repeated_records_are_noticed(unfinished, lines):
+    """Each line by itself is sound."""
+    written = unfinished.rounds.read_text().splitlines(keepends=True)
+    unfinished.rounds.write_text("".join(written[int(k) - 1] for k in lines))
+    with pytest.raises(UserError, match=r"line \d: damaged|ends before the checkpoint's round 3"):
+        unfinished.start(3, {})
+
+
+def test_any_flipped_bit_of_a_record_is_noticed(unfinished):
+    content = unfinished.rounds.read_bytes()
+    before = unfinished.read_rounds()
+    for place in range(len(content)):
+        unfinished.rounds.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 7]) + content[place + 1 :])
+        assert unfinished.read_rounds() in ([], before[:1], before[:2]), place
+
+
 @pytest.mark.parametrize("line", DAMAGED)
-def test_a_damaged_record_of_a_finished_run_is_named(finished, line):
-    first, _, third = finished.rounds.read_text().splitlines()
-    finished.rounds.write_text(f"{first}\n{line}\n{third}\n")
+def test_a_damaged_record_of_a_finished_run_is_named(older, line):
+    first, _, third = older.rounds.read_text().splitlines()
+    older.rounds.write_text(f"{first}\n{line}\n{third}\n")
     with pytest.raises(UserError, match=r"^[^\n]*rounds\.jsonl: line 2: [^\n]{,300}$"):
-        finished.read_rounds()
+        older.read_rounds()
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "folder"])
+@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "manifest.json"])
+def test_every_damaged_file_of_a_finished_run_is_named(tmp_path, name, how):
+    fedman.run(**{**SMALL, "rounds": 2}, out=tmp_path)
+    folder, path = RunFolder(tmp_path), tmp_path / name
+    assert sorted(folder.check()) == ["config.toml", "model.safetensors", "rounds.jsonl", "summary.json"]
+    content = bytearray(path.read_bytes())
+    if how in ("gone", "folder"):
+        path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    if (name, how) == ("manifest.json", "gone"):
+        assert not folder.is_checked
+        assert folder.check() == []
+    else:
+        with pytest.raises(UserError, match=rf"^{path}: [^\n]*$"):
+            folder.check()
+
+
+def test_an_earlier_versions_folder_is_read(older):
+    assert older.ending()["method"] == "FedAvg"
+    assert len(older.read_rounds()) == 3
+    assert not older.is_checked
+
+
+@pytest.mark.parametrize("name", ["summary.json", "config.toml", "rounds.jsonl"])
+def test_a_pipe_is_not_waited_for(older, name):
+    path = older.path / name
+    older.config.touch()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=rf"{name}: is not a regular file"):
+        older.check()
 
 
 @pytest.mark.parametrize("file", ["summary", "diverged"])
@@ -154,10 +326,10 @@ def test_endings_that_are_none(tmp_path, file, text, message):
         ("device", None),
     ],
 )
-def test_summaries_with_a_wrong_field(finished, key, value):
-    finished.summary.write_text(json.dumps(json.loads(finished.summary.read_text()) | {key: value}))
-    with pytest.raises(UserError, match=rf"^{finished.summary}: {key}[^\n]* should be [^\n]*$"):
-        finished.ending()
+def test_summaries_with_a_wrong_field(older, key, value):
+    older.summary.write_text(json.dumps(json.loads(older.summary.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=rf"^{older.summary}: {key}[^\n]* should be [^\n]*$"):
+        older.ending()
 
 
 def test_a_finished_run_is_told_from_one_of_another_configuration(finished):

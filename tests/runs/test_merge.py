@@ -9,6 +9,7 @@ import fedman
 from fedman.cli.commands import main
 from fedman.errors import UserError
 from fedman.runs import results
+from fedman.runs.folder import RunFolder
 from fedman.runs.merge import merge_sweeps
 
 SMALL = {"model": "mlp", "clients": 5, "participation": 0.5, "rounds": 3, "epochs": 1}
@@ -22,7 +23,8 @@ def machines(tmp_path_factory):
         for name in seeds:
             fedman.run(**SMALL, seed=ord(name), out=root / machine / name)
     half = root / "two" / "c"
-    (half / "summary.json").unlink()
+    for name in ("summary.json", "manifest.json"):
+        (half / name).unlink()
     lines = (half / "rounds.jsonl").read_text().splitlines(keepends=True)
     (half / "rounds.jsonl").write_text("".join(lines[:2]))
     return root
@@ -35,14 +37,19 @@ def both(machines, tmp_path):
 
 
 def edit(path, **changes):
+    """Change a summary, as if the run had ended so; it cannot be told that it has not."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    (path.parent / "manifest.json").unlink(missing_ok=True)
 
 
 def test_identical_runs_once_and_unfinished_ones_too(both):
     sources, out = both
     (sources[1] / "a" / "flatness.json").write_text("{}")
     edit(sources[1] / "a" / "summary.json", seconds=99.0, device="another")
-    assert merge_sweeps(sources, out) == f"3 runs in {out}, 2 of them finished; 1 were there more than once"
+    said = f"3 runs in {out}, 2 of them finished; 1 were there more than once"
+    old = f"{sources[1] / 'a'} and 1 more"
+    assert merge_sweeps(sources, out) == f"{said}\nnot checked, as earlier versions wrote no checksums: {old}"
+    assert "flatness.json" in RunFolder(out / "a").check()
     assert sorted(p.name for p in out.iterdir()) == ["a", "b", "c"]
     assert (out / "a" / "flatness.json").exists()
     assert (out / "a" / "model.safetensors").read_bytes() == (sources[0] / "a" / "model.safetensors").read_bytes()
@@ -66,12 +73,34 @@ def test_what_disagrees_is_refused_by_name_and_nothing_is_written(both):
     with pytest.raises(UserError, match=r"^a: two results, .* in .*one/a and 12.50 % in .*two/a"):
         merge_sweeps(sources, out)
     assert not out.exists()
+    edit(sources[1] / "a" / "summary.json")
     config = sources[1] / "a" / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
     with pytest.raises(UserError, match=r"^a: .* hold different runs; lr differ"):
         merge_sweeps(sources, out)
     with pytest.raises(UserError, match="nowhere: no run here"):
         merge_sweeps([*sources, out / "nowhere"], out)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "summary.json", "model.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_damaged_runs_are_not_merged(both, name, how):
+    sources, out = both
+    path = sources[0] / "b" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    if how == "gone":
+        path.unlink()
+    with pytest.raises(UserError, match=rf"^{path}: (damaged|is missing)"):
+        merge_sweeps(sources, out)
+    assert not out.exists()
+
+
+def test_links_in_a_run_are_not_merged(both):
+    sources, out = both
+    (sources[0] / "b" / "notes").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"b/notes: is a symbolic link, which is not followed"):
+        merge_sweeps(sources, out)
+    assert not out.exists()
 
 
 def told(capsys, words):

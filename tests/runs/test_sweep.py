@@ -36,6 +36,7 @@ def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
             "zeta": "0,0.15",
             "seed": "0,1",
             "alpha": "0.1",
+            "keep_state": "false",
         }
     )
     assert [c.name for c in grid] == [

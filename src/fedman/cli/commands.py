@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -97,7 +101,7 @@ def sweep(
     from fedman.runs.text_tables import markdown
 
     base = find_sweep(preset)
-    grid = cells(given_keys(keys, config), base)
+    grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
     out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
 
     from fedman.runs import sweep
@@ -152,6 +156,22 @@ def report(
 
 
 app.command()(flatness)
+
+
+@app.command()
+def verify(
+    places: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
+) -> None:
+    """Compare all files of runs, results and measurements with their checksums; exits with 2 if any is damaged.
+
+    fedman verify runs/paper-cifar100 results
+    """
+    from fedman.paper.verify import verify
+
+    found = verify(places)
+    typer.echo(found.text)
+    if found.damaged:
+        raise UserError("\n".join([f"{len(found.damaged)} damaged", *found.damaged]))
 
 
 @app.command(name="list")
@@ -211,8 +231,12 @@ def say_how_to_resume(command: str) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; what a user can cause ends in one message and an exit code, never in a traceback.
 
-    2: bad input. 3: the run diverged. 4: too few clients. 130, 143: interrupted, after a checkpoint.
+    2: bad input. 3: the run diverged. 4: too few clients. 129, 130, 143: interrupted, after a checkpoint.
+    1: a mistake in fedman itself, with a line that says what to report; FEDMAN_TRACEBACK=1 shows the traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
     try:
         app(arguments)
     except UserError as error:
@@ -223,10 +247,29 @@ def main(arguments: list[str] | None = None) -> None:
         _exit(f"too few clients: {error}", 4)
     except Interrupted as error:
         _exit(str(error), 128 + error.signum)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    except OSError as error:
+        _exit(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", 2)
+    except Exception as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             _exit("error: not enough memory; fewer clients, a smaller model or a smaller batch_size need less", 2)
-        raise
+        if os.environ.get("FEDMAN_TRACEBACK"):
+            raise
+        _exit(_report(error), 1)
+
+
+NO_MEMORY = ("allocate memory", "out of memory")
+
+
+def _report(error: Exception) -> str:
+    """What to report of an error that nobody expected: its kind, its text and the line of ours it came from."""
+    from fedman.runs.version import version
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = next((frame for frame in reversed(frames) if "fedman" in Path(frame.filename).parts), frames[-1])
+    where = f"{Path(ours.filename).name}:{ours.lineno}"
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    how = "please report this line and the command; FEDMAN_TRACEBACK=1 shows where it happened"
+    return f"internal error in fedman {version()}, {where}: {what}; {how}"
 
 
 def _exit(message: str, code: int) -> NoReturn:

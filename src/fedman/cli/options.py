@@ -35,17 +35,21 @@ def run_keys(
     resume: bool,
     files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The given keys; if a run is resumed without any, those of its configuration and of the `files` in its folder."""
+    """The given keys; if a run is resumed without a preset, on top of those in its folder, in `files` too."""
     from fedman.config import read_toml
 
     given = given_keys(keys, config)
     if resume and out is None:
         raise UserError("--resume: name the run's folder with --out")
-    if resume and out is not None and not given and not preset:
-        from fedman.runs.folder import CONFIG
+    if resume and out is not None and not preset:
+        from fedman.runs.folder import RunFolder
 
-        for name in (CONFIG, *files):
-            given |= read_toml(out / name)
+        folder = RunFolder(out)
+        folder.refuse_unused()
+        values = folder.read_config()
+        for name in files:
+            values |= read_toml(out / name) if not given or (out / name).exists() else {}
+        given = values | given
     return given
 
 

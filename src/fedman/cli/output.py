@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def print_message(message: str) -> None:
-    """A line on standard error. Control characters in it, which a file or a word may contain, are escaped."""
-    text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in text.split("\n")]
+    """A line on standard error."""
+    lines = [line if len(line) < 800 else f"{line[:300]} … {line[-300:]}" for line in printable(message).split("\n")]
     typer.echo("fedman: " + "\n".join(lines), err=True)
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, which a file or a word may contain, are escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def print_result(config: Config, summary: Summary, out: Path) -> None:
@@ -32,27 +36,27 @@ def print_result(config: Config, summary: Summary, out: Path) -> None:
     reached = summary["rounds_to_target"] or f"{config.rounds}+"
     target = f"; {config.target:g}{compared.unit} in round {reached}" if config.target else ""
     how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
-    typer.echo(f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}")
-    for name, values in found.items():
-        typer.echo(f"{name} {values}")
+    lines = [f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}"]
+    lines += [f"{name} {values}" for name, values in found.items()]
     if "clients" in summary:
         own = summary["clients"]
         of = {"mean": own["mean"], "worst tenth": own["worst_tenth"], "spread": own["spread"]}
         shown = "  ".join(f"{what} {compared.shown(value)}" for what, value in of.items())
-        typer.echo(f"clients on their own samples: {compared.name} {shown}")
-    typer.echo(f"written to {out}")
+        lines.append(f"clients on their own samples: {compared.name} {shown}")
+    typer.echo(printable("\n".join([*lines, f"written to {out}"])))
 
 
 def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
     """A table on standard output."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left")
+        table.add_column(Text(printable(name)), justify="right" if i else "left")
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*(Text(printable(cell)) for cell in line))
     console = Console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)

@@ -12,6 +12,7 @@ from fedman.data.catalog import Progress, Spec
 from fedman.errors import UserError
 
 PIXELS = 3 * 32 * 32
+OPCODES = 16  # of a record's labels and file name in the python distribution, at most
 NAME_BYTES = 256  # room for a record's labels, file name and opcodes in the python distribution
 
 
@@ -72,7 +73,7 @@ def _arrays(spec: Spec, layout: Layout, content: list[files.Content]) -> files.A
     return np.concatenate(xs), np.concatenate(ys), *test
 
 
-def _binary(where: str, data: bytes, n: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _binary(where: str, data: bytes | bytearray, n: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels `[n, PIXELS]`, one colour after the other, and labels."""
     record = label_bytes + PIXELS
     if len(data) != n * record:
@@ -81,9 +82,9 @@ def _binary(where: str, data: bytes, n: int, label_bytes: int) -> tuple[np.ndarr
     return records[:, label_bytes:], records[:, label_bytes - 1]
 
 
-def _python(where: str, data: bytes, n: int, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _python(where: str, data: bytes | bytearray, n: int, key: bytes) -> tuple[np.ndarray, np.ndarray]:
     """The same from the python distribution."""
-    atoms = pickled.read(data, where)
+    atoms = pickled.read(data, where, OPCODES * n + NAME_BYTES)
     pixels, labels = pickled.array(atoms, b"data", (n, PIXELS)), pickled.numbers(atoms, key)
     if pixels is None:
         raise UserError(f"{where}: has no 'data' array of {n} x {PIXELS} bytes")

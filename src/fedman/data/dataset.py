@@ -16,6 +16,7 @@ from fedman.data.images import holds_images, sample_shape
 from fedman.errors import UserError
 
 MAX_CLASSES = 1 << 18  # also of a vocabulary
+BLOCK = 1 << 17  # pixels counted at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,8 +171,10 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     """Mean and std of pixels / 255 for each channel of uint8 [n, H, W, C], exactly, from the histogram."""
     levels = np.arange(256) / 255
     mean, std = [], []
-    for c in range(images.shape[-1]):
-        weights = np.bincount(images[..., c].ravel(), minlength=256) / images[..., c].size
+    pixels = images.reshape(-1, images.shape[-1])
+    for c in range(pixels.shape[1]):
+        blocks = (pixels[i : i + BLOCK, c] for i in range(0, len(pixels), BLOCK))  # bincount makes int64 of them
+        weights = sum(np.bincount(block, minlength=256) for block in blocks) / len(pixels)
         mean.append(float(weights @ levels))
         std.append(float(np.sqrt(weights @ (levels - mean[-1]) ** 2)) or 1.0)
     return tuple(mean), tuple(std)

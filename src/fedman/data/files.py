@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import stat
@@ -19,11 +18,13 @@ from fedman.errors import UserError
 
 SLACK = 1 << 20  # bytes of other members (readme, label names) that an official tar may hold
 MAX_MEMBERS = 1000
+READ = 1 << 18  # bytes that are read, or unpacked, at a time
+GZIP = 31  # what zlib calls the format, with its largest window
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """x_train, y_train, x_test, y_test: what each reader returns."""
 
-Content = tuple[str, bytes]
+Content = tuple[str, bytes | bytearray]
 """A file's name for errors, and its bytes."""
 
 
@@ -51,26 +52,49 @@ def check_regular(path: Path) -> os.stat_result:
     return info
 
 
-def read_plain(path: Path, limit: int) -> bytes:
+def read_plain(path: Path, limit: int) -> bytearray:
     """All of a regular file, which may have at most `limit` bytes."""
     if not path.exists():
         raise UserError(f"{path}: is missing")
     size = check_regular(path).st_size
     if size > limit:
         raise UserError(f"{path}: has {size} bytes, at most {limit} are allowed")
-    return path.read_bytes()
+    data = bytearray(limit + 1 if size == 0 else size + 1)  # a file that claims no bytes may be one of /proc
+    with open(path, "rb") as file:
+        count = file.readinto(data)
+    if count == len(data):
+        raise UserError(f"{path}: has more bytes than it says, at most {limit} are allowed")
+    del data[count:]
+    return data
 
 
-def read_gz(path: Path, limit: int, kind: str = "gzip file") -> bytes:
-    """All that a .gz file unpacks to, which may be at most `limit` bytes; its checksum is verified."""
-    check_regular(path)
+def read_gz(path: Path, limit: int, kind: str = "gzip file") -> bytearray:
+    """All that a .gz file unpacks to, which may be at most `limit` bytes; its checksum is verified.
+
+    What is unpacked is all the memory that this takes. The file itself is not larger than what it holds but for a few
+    bytes, nor in many parts, so that nobody waits long for nothing.
+    """
+    size = check_regular(path).st_size
+    if size > limit + limit // 1000 + SLACK:
+        raise UserError(f"{path}: has {size} bytes, which is more than a {kind} of {limit} bytes needs")
+    data, parts, member = bytearray(), 0, None
     try:
-        with gzip.open(path) as stream:
-            data = stream.read(limit + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        with open(path, "rb") as file:
+            while packed := file.read(READ):
+                packed = packed.lstrip(b"\0") if member and member.eof else packed  # parts may be padded with zeros
+                while packed:
+                    if member is None or member.eof:
+                        member, parts = zlib.decompressobj(GZIP), parts + 1
+                        if parts > MAX_MEMBERS:
+                            raise UserError(f"{path}: is in more than {MAX_MEMBERS} parts; this is another file")
+                    data += member.decompress(packed, min(READ, limit + 1 - len(data)))
+                    if len(data) > limit:
+                        raise UserError(f"{path}: unpacks to more than the {limit} bytes allowed")
+                    packed = member.unused_data.lstrip(b"\0") if member.eof else member.unconsumed_tail
+    except zlib.error as error:
         raise UserError(f"{path}: is not a whole {kind} ({error})") from error
-    if len(data) > limit:
-        raise UserError(f"{path}: unpacks to more than the {limit} bytes allowed")
+    if member is None or not member.eof:
+        raise UserError(f"{path}: is not a whole {kind} (it ends too early)")
     return data
 
 
@@ -82,7 +106,7 @@ def read_folder(folder: Path, limits: Mapping[str, int]) -> list[Content]:
 def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Content]:
     """The same for a folder in a .tar.gz. Whatever its headers claim, no more is unpacked than these files may hold."""
     limits = {f"{folder}/{name}": limit for name, limit in limits.items()}
-    data = read_gz(path, sum(limits.values()) + SLACK, ".tar.gz archive")
+    data = io.BytesIO(read_gz(path, sum(limits.values()) + SLACK, ".tar.gz archive"))
     try:
         found = _members(path, data, limits)
     except tarfile.TarError as error:
@@ -95,9 +119,9 @@ def read_tar_gz(path: Path, folder: str, limits: Mapping[str, int]) -> list[Cont
     return [(f"{path}: {name}", found.pop(name)) for name in limits]
 
 
-def _members(path: Path, data: bytes, limits: Mapping[str, int]) -> dict[str, bytes]:
+def _members(path: Path, data: io.BytesIO, limits: Mapping[str, int]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+    with tarfile.open(fileobj=data, mode="r:") as tar:
         for count, member in enumerate(tar):
             name = member.name.removeprefix("./")
             if count >= MAX_MEMBERS:

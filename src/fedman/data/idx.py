@@ -56,4 +56,4 @@ def _load(folder: Path, stem: str, shape: tuple[int, ...]) -> tuple[Path, np.nda
         raise UserError(f"{path}: is not an IDX file of uint8 {shape} (it begins {data[: len(header)].hex()})")
     if len(data) != size:
         raise UserError(f"{path}: has {len(data)} bytes, expected {size}")
-    return path, np.frombuffer(bytearray(data), np.uint8, offset=len(header)).reshape(shape)
+    return path, np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)

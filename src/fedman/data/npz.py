@@ -1,10 +1,12 @@
-"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, which are split 80/20 class by class."""
+"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, which are split 80/20 class by class.
+
+A file takes the memory of its arrays, which are at most a hundred times its own size or 64 MiB; making samples of them
+takes as much again.
+"""
 
 from __future__ import annotations
 
-import io
 import math
-import shutil
 import tokenize
 import zipfile
 import zlib
@@ -16,7 +18,8 @@ from fedman.errors import UserError
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("x", "y")
-MAX_BYTES = 16 << 30
+MAX_BYTES = 16 << 30  # of all arrays
+MAX_RATIO, ALWAYS = 100, 64 << 20  # they may take so many times what the file has; so many bytes are always allowed
 TEST_SHARE = 0.2
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 BAD_HEADER = (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError)
@@ -35,13 +38,16 @@ def read_arrays(path: Path, *choices: tuple[str, ...]) -> tuple[tuple[str, ...],
     """The first of `choices` whose arrays are all in the file, and these arrays."""
     try:
         with zipfile.ZipFile(path) as archive:
+            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
             wanted = next((choice for choice in choices if set(choice) <= set(names)), None)
             if wanted is None:
                 raise UserError(f"{path}: has {_some(names)}; wanted are {'; or '.join(map(', '.join, choices))}")
             if len(set(names)) != len(names):
                 raise UserError(f"{path}: has an array twice ({_some(names)})")
-            return wanted, [_array(path, archive, f"{name}.npy") for name in wanted]
+            members = [found[name] for name in wanted]
+            _check_size(path, sum(info.file_size for info in members))
+            return wanted, [_array(path, archive, info) for info in members]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -53,10 +59,21 @@ def _some(names: list[str]) -> str:
     return shown + (", ..." if len(names) > 6 else "")
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def _check_size(path: Path, size: int) -> None:
+    """Refuse what is too large, and what was packed so densely that it cannot be samples."""
+    if size > MAX_BYTES:
+        raise UserError(f"{path}: its arrays take {size} bytes, at most {MAX_BYTES} are allowed")
+    packed = path.stat().st_size
+    if size > max(ALWAYS, MAX_RATIO * packed):
+        most = f"at most {MAX_RATIO} times as many are allowed"
+        raise UserError(f"{path}: {packed} bytes unpack to {size}, {most}; save it with np.savez if it is meant so")
+
+
+def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """One array. Its header must agree with the member's size before memory is allocated for it."""
-    where = f"{path}: {name.removesuffix('.npy')}"
-    info = archive.getinfo(name)
+    where = f"{path}: {info.filename.removesuffix('.npy')}"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(f"{where} is packed in a way that numpy never does")
     with archive.open(info) as file:
         try:
             shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
@@ -65,15 +82,18 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
         if dtype.kind not in "biuf":
             raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")
         size = dtype.itemsize * math.prod(shape)
-        if size > MAX_BYTES:
-            raise UserError(f"{where} takes {size} bytes, at most {MAX_BYTES} are allowed")
         if file.tell() + size != info.file_size or min(shape, default=0) < 0:
             raise UserError(f"{where} has shape {shape} but {info.file_size - file.tell()} bytes")
-        data = io.BytesIO()
-        shutil.copyfileobj(file, data, 1 << 20)
-        if data.tell() != size:
-            raise UserError(f"{where} has fewer bytes than its header says")
-    return np.frombuffer(data.getbuffer(), dtype).reshape(shape, order="F" if fortran else "C")
+        data = np.empty(size, np.uint8)
+        done = 0
+        while part := file.read(1 << 20):  # to the end: there the checksum is verified
+            done += len(part)
+            if done > size:
+                break
+            data[done - len(part) : done] = np.frombuffer(part, np.uint8)
+        if done != size:
+            raise UserError(f"{where} has not as many bytes as its header says")
+    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

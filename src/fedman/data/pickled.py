@@ -27,20 +27,25 @@ STRUCTURE = (
 )
 
 
-def read(data: bytes, where: str) -> list[Atom]:
-    """The strings, numbers and names of a pickle in their order; `where` names the file in errors."""
+def read(data: bytes | bytearray, where: str, limit: int) -> list[Atom]:
+    """The strings, numbers and names of a pickle in their order; `where` names the file in errors.
+
+    More than `limit` opcodes, whose reading would take long, are refused.
+    """
     try:
-        return list(_atoms(data, where))
+        return list(_atoms(data, where, limit))
     except ValueError as error:
         reason = " ".join(str(error).split())[:80]
         raise UserError(f"{where}: is not a whole pickle of a CIFAR batch ({reason})") from error
 
 
-def _atoms(data: bytes, where: str) -> Iterator[Atom]:
+def _atoms(data: bytes | bytearray, where: str, limit: int) -> Iterator[Atom]:
     memo: dict[int, Atom] = {}
     atom: list[Atom] = []  # what the last opcode stands for: one atom, or none
     operations: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(data)
-    for op, arg, _ in operations:
+    for count, (op, arg, _) in enumerate(operations):
+        if count >= limit:
+            raise UserError(f"{where}: refused, the pickle holds more than {limit} opcodes, which no CIFAR file does")
         match op.name:
             case "BINPUT" | "LONG_BINPUT":
                 memo.update((arg, a) for a in atom)

@@ -194,7 +194,7 @@ class _Folder:
         return [name for name, _ in self.stats()]
 
     def read(self, name: str, limit: int) -> bytes:
-        return files.read_plain(self.path / name, limit)
+        return bytes(files.read_plain(self.path / name, limit))
 
     def stats(self) -> Iterator[tuple[str, os.stat_result]]:
         """Of all files: much faster than decoding them."""

@@ -72,7 +72,7 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
         given = overrides(shlex.split(settings))
     except ValueError as error:
         raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
-    return {**given} if given or not resume else {**read_toml(RunFolder(out).config), **read_toml(out / OPTIONS_FILE)}
+    return {**given} if given or not resume else {**RunFolder(out).read_config(), **read_toml(out / OPTIONS_FILE)}
 
 
 def _print_round(record: RoundRecord) -> None:

@@ -51,7 +51,7 @@ def serve(
     """
     if done := finished_result(config, out, resume):
         return done
-    config = config.model_copy(update={"checkpoint_seconds": 0.0})
+    config = config.model_copy(update={"checkpoint_seconds": 0.0, "keep_state": False})
     data = load(*config.source)
     parts = None
     if service.sizes is not None:

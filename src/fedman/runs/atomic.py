@@ -1,10 +1,15 @@
-"""Files written beside their place, synced and renamed, so that a reader sees all of a file or nothing."""
+"""Files written beside their place, synced and renamed, so that a reader sees all of a file or nothing.
+
+A symbolic link in a file's place is replaced, never followed.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +26,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: cannot be written: a name or a value is not Unicode text") from None
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while serializing: I/O error: ").partition(" (os error")[0]
         raise UserError(f"{path}: cannot be written: {reason}") from None
@@ -31,13 +38,30 @@ def staged_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
+def left_behind(path: Path) -> Iterator[Path]:
+    """Where processes that were killed have prepared `path`."""
+    exact = re.compile(rf"\.{re.escape(path.name)}\.\d+")
+    return (found for found in path.parent.glob(".*") if exact.fullmatch(found.name))
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse to write into a folder of ours that is a symbolic link: what lies elsewhere is not ours."""
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a symbolic link, which is not followed; remove it")
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make the file under another name, then move it into place."""
+    """Let `write` make the file under another name, then move it into place. Every file has the user's usual mode."""
     staged = staged_name(path)
     with writing(path):
+        staged.unlink(missing_ok=True)
         try:
-            write(staged)
+            usual = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            mode = stat.S_IMODE(os.fstat(usual).st_mode)
+            os.close(usual)
+            write(staged)  # may put another file in this place, with a mode of its own
             with open(staged, "rb") as file:
+                os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             os.replace(staged, path)
         finally:
@@ -50,17 +74,34 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             os.close(folder)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """`write_whole` for bytes."""
+    write_whole(path, lambda staged: staged.write_bytes(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """`write_whole` for a text."""
-    write_whole(path, lambda staged: staged.write_text(text, encoding="utf-8"))
+    with writing(path):
+        content = text.encode()
+    write_bytes(path, content)
+
+
+def json_text(value: object) -> str:
+    """The contents of a JSON file."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path, value: object) -> None:
     """`write_whole` for JSON."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def toml_text(values: Mapping[str, object]) -> str:
+    """Flat keys as TOML, whose scalars are those of JSON but for infinity."""
+    texts = {k: "inf" if v == math.inf else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
+    return "".join(f"{key} = {text}\n" for key, text in texts.items())
 
 
 def write_toml(path: Path, values: Mapping[str, object]) -> None:
-    """`write_whole` for flat keys as TOML, whose scalars are those of JSON but for infinity."""
-    texts = {k: "inf" if v == math.inf else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
-    write_text(path, "".join(f"{key} = {text}\n" for key, text in texts.items()))
+    """`write_whole` for flat keys as TOML."""
+    write_text(path, toml_text(values))

@@ -6,8 +6,7 @@ JSON is written after the tensors; the two newest checkpoints are kept, and a da
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,13 +16,20 @@ from safetensors.torch import load_file, save_file
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
-from fedman.runs.atomic import write_json, write_whole, writing
-from fedman.runs.records import Count, Seconds, Settings, decisive, differing, read
+from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
+from fedman.runs.checksums import digest, file_sha256
+from fedman.runs.records import Count, Seconds, Settings, check, content, decisive, differing, is_extended, parse
 from fedman.runs.version import version
 from fedman.training.state import Notes, RunState
 
 FORMAT = 2
 KEEP = 2
+NAME = re.compile(r"round-(\d{6,})\.json")
+OURS = re.compile(r"(round-\d{6,})\.(json|safetensors)|\.(round-\d{6,})\.(json|safetensors)\.\d+")  # final, staged
+
+
+class AnotherFormat(UserError):
+    """Written by an earlier or a later version."""
 
 
 class Description(TypedDict):
@@ -42,6 +48,7 @@ class Description(TypedDict):
 
 def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> None:
     """Write the state after a finished round."""
+    refuse_link(folder)
     with writing(folder):
         folder.mkdir(exist_ok=True)
     seen = [k for k, yes in enumerate(state.seen) if yes]
@@ -55,30 +62,38 @@ def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> N
         "seen": seen,
         "notes": state.clients.notes(),
         "seconds": seconds,
-        "data": sha256(data),
+        "data": file_sha256(data),
         "config": decisive(settings),
         "sha256": "",
     }
-    write_json(data.with_suffix(".json"), {**about, "sha256": _digest(about)})
-    kept = {path.stem for path in sorted(folder.glob("round-*.json"))[-KEEP:]}
+    write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})
+    prune(folder, KEEP)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest checkpoints, also what a killed process left half-done; files of others stay."""
+    if folder.is_symlink() or not folder.exists():
+        return
+    kept = {path.stem for path in _newest_first(folder)[:keep]}
     with writing(folder):
-        for old in folder.glob("*round-*"):  # also what a killed process left half-done
-            if old.stem not in kept:
-                old.unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if OURS.fullmatch(path.name) and path.stem not in kept:
+                path.unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
-def load(folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object]) -> float:
-    """Lay the newest sound checkpoint, if there is one, over a fresh `state`; returns the seconds spent so far."""
-    found = sorted(folder.glob("round-*.json"), reverse=True)
+def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object]) -> Description | None:
+    """Lay the newest sound checkpoint, if there is one, over a fresh `state`. Only `rounds` may be more than it was."""
+    found = _newest_first(folder)
     for path in found:
-        try:
-            about, tensors = _read(path)
-        except (UserError, OSError, SafetensorError):
+        sound = _read(path)
+        if sound is None:
             warn(f"{path}: damaged; trying the one before it")
             continue
-        if about["format"] != FORMAT:
-            raise UserError(f"{path}: checkpoint format {about['format']}, this version reads {FORMAT}")
-        if changed := differing(about["config"], decisive(settings)):
+        about, tensors = sound
+        before, now = about["config"], decisive(settings)
+        if (changed := differing(before, now)) and not is_extended(before, now):
             raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
         for name, v in _tensors(state, about["seen"]).items():
             if name not in tensors or tensors[name].shape != v.shape:
@@ -86,10 +101,16 @@ def load(folder: Path, state: RunState, settings: Settings, warn: Callable[[str]
         if about["version"] != version():
             warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
         _lay_over(state, about, tensors)
-        return about["seconds"]
+        return about
     if found:
         raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
-    return 0.0
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The descriptions of checkpoints."""
+    found = [(int(name[1]), path) for path in folder.glob("round-*.json") if (name := NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _tensors(state: RunState, seen: list[int]) -> dict[str, torch.Tensor]:
@@ -100,11 +121,21 @@ def _tensors(state: RunState, seen: list[int]) -> dict[str, torch.Tensor]:
     return tensors | state.clients.tensors(seen) | {"sel": state.sel.clone()}
 
 
-def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]]:
-    about, data = read(Description, path), path.with_suffix(".safetensors")
-    if about["format"] == FORMAT and (about["sha256"], about["data"]) != (_digest(about), sha256(data)):
-        raise UserError(f"{path}: hash differs")
-    return about, load_file(data)
+def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]] | None:
+    """A checkpoint; None if it is damaged. One of another format is refused."""
+    try:
+        values = parse(content(path), str(path))
+        known = values.get("format") if isinstance(values, dict) else None
+        if isinstance(known, int) and known != FORMAT:
+            how = "finish the run with the version that wrote it, or start again in a new folder"
+            raise AnotherFormat(f"{path}: checkpoint format {known}, this version reads {FORMAT}; {how}")
+        about, data = check(Description, values, str(path)), path.with_suffix(".safetensors")
+        sound = (about["sha256"], about["data"]) == (digest(about), file_sha256(data))
+        return (about, load_file(data)) if sound else None
+    except AnotherFormat:
+        raise
+    except (UserError, OSError, SafetensorError):
+        return None
 
 
 def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tensor]) -> None:
@@ -117,14 +148,3 @@ def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tens
     state.clients.restore(seen, tensors, about["notes"])
     for k in seen:
         state.seen[k] = True
-
-
-def _digest(about: Description) -> str:
-    rest = {key: value for key, value in about.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file's contents."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,6 @@ from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
-from fedman.runs.atomic import write_toml
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures
@@ -113,12 +112,23 @@ class Run:
         self.records: list[RoundRecord] = []
         self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
         self.end: Result | Diverged | None = None
+        self.extended_from: int | None = None  # `rounds` before it was raised, until the next record says so
         if folder:
-            if resume:
-                self.before = checkpoint.load(folder.checkpoint, state, self.settings, warn)
-            self.records = folder.truncate(state.round)
-            write_toml(folder.config, self.settings)
+            self._open(folder, resume, warn)
         self.started = self.saved = self.clock = time.perf_counter()
+
+    def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object]) -> None:
+        """Begin to write to the folder, which is locked by now: what others did to it before is known."""
+        if not resume:
+            folder.refuse_used()
+        elif folder.finished(self.settings) is not None:
+            raise UserError(f"{folder.path}: another process has just finished this run; repeat the command")
+        elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn):
+            if not folder.is_checked:
+                warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
+            self.before, rounds = found["seconds"], int(found["config"]["rounds"])
+            self.extended_from = rounds if rounds < self.config.rounds else None
+        self.records = folder.start(self.state.round, self.settings)
 
     @property
     def spent(self) -> float:
@@ -173,6 +183,8 @@ class Run:
             if self.state.round == self.config.rounds:
                 values["clients"] |= {"each": each}
         record = cast(RoundRecord, values)
+        if self.extended_from is not None:
+            record["extended_from"], self.extended_from = self.extended_from, None
         self.clock = now
         self.records.append(record)
         if self.folder:
@@ -201,7 +213,7 @@ class Run:
             self.folder.write_ending(about)
 
     def finish(self) -> None:
-        """Write the last record, the summary and the models; the checkpoints have served."""
+        """Write the last record, the summary and the models; of the checkpoints the last at most is kept."""
         self.record()
         last = self.records[-1]
         values = {
@@ -223,13 +235,18 @@ class Run:
             summary["clients"] = last["clients"]
         if self.stacked > 1:
             summary["stacked"] = self.stacked
+        if extended := [record["round"] - 1 for record in self.records if "extended_from" in record]:
+            summary["extended"] = extended
         models = {
             name: {k: v.cpu().clone() for k, v in self.built.executor.execution.parameters.unflatten(w).items()}
             for name, w in self.federation.models(self.state).items()
         }
         if self.folder:
             self.folder.write_models(models)
+            if self.config.keep_state:
+                self.save_checkpoint()
             self.folder.write_ending(summary)
+            checkpoint.prune(self.folder.checkpoint, keep=int(self.config.keep_state))
         self.end = Result(summary, self.records, models, self.folder.path if self.folder else None)
 
 
@@ -270,12 +287,10 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
 def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
     """The result of a run that is done already; None if there is work left. `Diverged` where it ended so.
 
-    A folder that holds a run is refused, unless to resume it.
+    A folder that holds a run is refused, unless to resume it, and one that holds none is refused to resume.
     """
     folder = RunFolder(out)
-    if not resume and folder.config.exists():
-        how = "add --resume (in Python resume=True) to go on with it, or choose another --out"
-        raise UserError(f"{folder.path}: holds a run already; {how}")
+    folder.refuse_unused() if resume else folder.refuse_used()
     ending = folder.finished(config.flat())
     if ending is None:
         return None

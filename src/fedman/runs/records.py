@@ -5,6 +5,8 @@ pydantic is imported when something is read, so that training does without it.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +38,7 @@ class _Scalar:
 Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, _Scalar]]
 """The keys of a configuration that have a value, as `Config.flat` gives them. A number may be infinite."""
 
-LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
+LOCAL = ("data_dir", "checkpoint_seconds", "keep_state", "tensorboard")
 """Keys that do not decide a run's result."""
 
 Finite = Annotated[float, Interval(gt=-inf, lt=inf)]  # excludes not-a-number too
@@ -69,6 +71,7 @@ class RoundRecord(TypedDict):
     test_loss: dict[str, float]  # of the same models; that of a finite model can overflow
     seconds: Seconds
     clients: NotRequired[Spread]  # the headline on the clients' own test samples
+    extended_from: NotRequired[Count]  # `rounds` as it was before this round, if it was raised there
     refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used; "node N" -> why it is none
     attempts: NotRequired[Count]  # Flower
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
@@ -105,6 +108,7 @@ class Summary(TypedDict):
     version: str
     torch: str
     stacked: NotRequired[Count]  # the number of runs that shared the GPU
+    extended: NotRequired[list[Count]]  # the rounds after which `rounds` was raised
     curve: NotRequired[Curve]  # in a results file
 
 
@@ -260,6 +264,12 @@ def differing(one: Settings, other: Settings) -> list[str]:
     return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
 
 
+def is_extended(before: Settings, now: Settings) -> bool:
+    """Whether the two differ in nothing but more `rounds` now."""
+    old, new = before.get("rounds"), now.get("rounds")
+    return differing(before, now) == ["rounds"] and isinstance(old, int) and isinstance(new, int) and old < new
+
+
 Record = TypeVar("Record")
 
 
@@ -269,9 +279,12 @@ def read(kind: type[Record], path: Path) -> Record:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file."""
+    """The bytes of a regular file. A pipe, which would be waited for, and a device, which never ends, are refused."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{path}: is not a regular file")
+            return file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 

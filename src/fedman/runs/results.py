@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text, writing
+from fedman.runs.checksums import Chain, chained, is_summed
 from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
+from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import (
     ResultRow,
     axes,
@@ -29,10 +31,11 @@ def command(sources: Sequence[Path], out: Path, replace: bool) -> str:
     """`fedman results`: join the runs of `sources` and of an existing `out`, write them, say how many there are."""
     before = read(out) if out.exists() else []
     rows = join([(str(out), before), *((str(source), load(source)) for source in sources)], replace)
+    old = not_checked(path for source in (*([out] if out.exists() else []), *sources) for path in unchecked(source))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new"
+    write_text(out, chained(rows))
+    return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new{old}"
 
 
 def load(source: Path) -> list[ResultRow]:
@@ -47,7 +50,25 @@ def load(source: Path) -> list[ResultRow]:
 
 def collect(folder: Path) -> list[ResultRow]:
     """The finished and the diverged runs in a folder, in the order of their names."""
-    return [compact(run, end) for run in find_runs(folder, SUMMARY, DIVERGED) if (end := run.ending()) is not None]
+    return [compact(run, end) for run in _ended(folder) if (end := run.ending()) is not None]
+
+
+def unchecked(source: Path) -> list[Path]:
+    """What earlier versions wrote without checksums: the runs of a folder, or the results file itself."""
+    if source.is_dir():
+        return [run.path for run in _ended(source) if not run.is_checked]
+    return [] if is_summed(content(source).splitlines()) else [source]
+
+
+def not_checked(paths: Iterable[Path]) -> str:
+    """A line about files without checksums, to be added to a message; nothing if there are none."""
+    found = list(dict.fromkeys(map(str, paths)))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"\nnot checked, as earlier versions wrote no checksums: {found[0]}{more}" if found else ""
+
+
+def _ended(folder: Path) -> list[RunFolder]:
+    return find_runs(folder, SUMMARY, DIVERGED, MANIFEST)
 
 
 def compact(run: RunFolder, row: ResultRow) -> ResultRow:
@@ -63,10 +84,15 @@ def compact(run: RunFolder, row: ResultRow) -> ResultRow:
 
 def read(path: Path) -> list[ResultRow]:
     """The runs of a results file."""
+    lines = content(path).splitlines()
+    if not lines:
+        raise UserError(f"{path}: is empty; a results file has a JSON object on every line")
+    chain = Chain(len(lines)) if is_summed(lines) else None
     rows = []
-    for number, line in enumerate(content(path).splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         where = f"{path}: line {number}"
-        rows.append(check_row(parse(line, where, "a results file (a JSON object on every line)"), where))
+        text = chain.content(line, where) if chain else line
+        rows.append(check_row(parse(text, where, "a results file (a JSON object on every line)"), where))
     return rows
 
 

@@ -7,10 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM set `stopping` and are added to the list; a second one kills the process."""
+    """SIGINT, SIGTERM and SIGHUP set `stopping` and are added to the list; a second one kills the process.
+
+    A SIGHUP that the process was started to ignore, as by nohup, stays ignored.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield caught
@@ -22,7 +27,8 @@ def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
         caught.append(signum)
         stopping.set()
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, handle) for s in heeded}
     try:
         yield caught
     finally:

@@ -16,6 +16,7 @@ import fedman
 from fedman.flatness import Hessian, eigenpairs, filter_normalise
 from fedman.models.mlp import MLP
 from fedman.paper.flatness import command
+from fedman.runs import manifest
 from tests.flatness.flat_cases import dense
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
@@ -47,9 +48,10 @@ def test_top_and_trace_unless_told(made, runs, capsys):
         assert {"seconds", "batch_size", "device", "torch"} < set(entry)
     about = json.loads((runs / "man/flatness.json").read_text())["run"]
     asked = tomllib.loads((runs / "man/config.toml").read_text())
-    local = {"data_dir", "checkpoint_seconds", "tensorboard"}
+    local = {"data_dir", "checkpoint_seconds", "keep_state", "tensorboard"}
     assert about["config"] == {key: value for key, value in asked.items() if key not in local}, "all that decided it"
     assert "FedAvg+MAN" in out
+    assert "not checked" not in out
     assert f"{m['top']['values'][0]:.4g}" in out
 
 
@@ -112,7 +114,13 @@ def test_eigenvector_directions_are_those_of_the_first_run(made, runs):
 
 def spoil(folder: Path, how: str) -> None:
     weights = load_file(folder / "model.safetensors")
-    if how == "summary":
+    if how not in ("", "flipped"):
+        (folder / "manifest.json").unlink()  # an earlier version's folder, whose files are read unchecked
+    if how == "flipped":
+        content = bytearray((folder / "model.safetensors").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / "model.safetensors").write_bytes(content)
+    elif how == "summary":
         (folder / "summary.json").unlink()
     elif how == "model":
         (folder / "model.safetensors").unlink()
@@ -140,6 +148,7 @@ def spoil(folder: Path, how: str) -> None:
         ("summary", [], "plain: this run is not finished; fedman run --out plain --resume"),
         ("diverged", [], "plain: this run is diverged"),
         ("model", [], "plain/model.safetensors: no such file"),
+        ("flipped", [], "plain/model.safetensors: damaged (its sha256 is not the one in manifest.json)"),
         ("torn", [], "plain/model.safetensors: cannot be read"),
         ("other", [], "plain/model.safetensors: not weights of mlp for npz:"),
         ("less", ["--model", "sel"], "plain/model.safetensors: holds no model 'sel', only all"),
@@ -210,9 +219,27 @@ def test_eigenvectors_of_another_kind_of_model_are_refused(made, runs, capsys):
     assert not (runs / "plain/flatness.json").exists()
 
 
+def test_measurements_have_checksums_too(runs, capsys):
+    (runs / "man/manifest.json").unlink()
+    flatness("plain", "man")
+    assert "not checked, as earlier versions wrote no checksums: man\n" in capsys.readouterr().out
+    path = runs / "plain/flatness.json"
+    assert "flatness.json" in manifest.read(runs / "plain")
+    text = path.read_text()
+    for name in ("plain", "man"):
+        path = runs / name / "flatness.json"
+        text = path.read_text()
+        path.write_text(text.replace('"value": ', '"value": 1', 1))
+        assert f"{name}/flatness.json: damaged" in refused(capsys, "--plot", name)
+        path.write_text(text)
+    (runs / "plain/flatness.json").unlink()
+    assert "plain/flatness.json: is missing, though manifest.json lists it" in refused(capsys, "--plot", "plain")
+
+
 def test_a_broken_model_is_named(runs, capsys):
     weights = load_file(runs / "plain/model.safetensors")
     weights["all.head.weight"][0, 0] = torch.nan
     save_file(weights, runs / "plain/model.safetensors")
+    manifest.add(runs / "plain", "model.safetensors", (runs / "plain/model.safetensors").read_bytes())
     assert "loss: not finite" in refused(capsys, "plain", "--device", "cpu")
     assert not (runs / "plain/flatness.json").exists()

@@ -3,22 +3,20 @@
 import base64
 import json
 import re
-import shutil
+import time
 
 import pytest
 
 from fedman.paper.report import command
+from tests.paper.report.report_browser import escaped, hostile_results, listening, open_browser, there_is_a_browser
 from tests.paper.report.report_rows import flatness, pair, row, write
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]  # fmt: skip
 CURVES = '[id="cifar100-dir0.3-curves-1"]'
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
 pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
+    pytest.mark.skipif(not there_is_a_browser(), reason="chromium and chromedriver are not installed"),
     pytest.mark.xdist_group("browser"),
 ]
 
@@ -39,13 +37,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", "--window-size=1280,900"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(120)
+    driver = open_browser(tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
 
@@ -193,3 +185,39 @@ def test_every_section_of_the_contents_is_there(browser):
     )
     assert js(browser, "document.querySelectorAll('[id]').length === new Set([...document.querySelectorAll('[id]')]"
                        ".map(e => e.id)).size"), "ids are unique"  # fmt: skip
+
+
+@pytest.fixture
+def outside():
+    with listening() as found:
+        yield found
+
+
+def test_nothing_in_a_file_escapes_onto_the_page(chromium, outside, tmp_path):
+    url, asked = outside
+    (tmp_path / "results").mkdir()
+    hostile_results(tmp_path / "results", url)
+    command(tmp_path / "results", tmp_path / "report.html")
+    assert escaped(chromium, tmp_path / "report.html", asked) is None
+    assert js(chromium, "document.querySelectorAll('figure').length") > 20, "the page is there"
+    assert [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+def test_the_policy_holds_where_escaping_would_fail(chromium, outside, page):
+    """What an injection could add is neither fetched nor run."""
+    url, asked = outside
+    chromium.get(page.as_uri())
+    inject = """
+        document.body.insertAdjacentHTML("beforeend", `<img src="URL/img"><i style="background: url(URL/style)">x</i>
+            <style>h1 { background: url(URL/sheet) }</style><iframe src="URL/frame"></iframe>
+            <img src="data:," onerror="hacked = 1"><form action="URL/form"><button>x</button></form>`);
+        const script = document.createElement("script");
+        script.textContent = "hacked = 1; fetch('URL/fetch')";
+        document.body.append(script);
+    """
+    chromium.execute_script(inject.replace("URL", url))
+    chromium.execute_script("document.querySelector('form button').click()")
+    time.sleep(0.3)
+    assert asked == []
+    assert js(chromium, "typeof hacked") == "undefined"
+    assert "Content Security Policy" in str(chromium.get_log("browser"))

@@ -27,6 +27,8 @@ from fedman.paper.flatness.flatness_json import Measurements, TraceMeasurement
 from fedman.paper.flatness.measure import Measurer, Request, check
 from fedman.paper.flatness.theory_demonstration import demonstrate
 from fedman.runs.atomic import write_json, writing
+from fedman.runs.folder import RunFolder
+from fedman.runs.results import not_checked
 from fedman.runs.version import version
 
 
@@ -73,6 +75,8 @@ def measure(
         sizes = {sum(p.numel() for p in model.parameters()) for _, _, model, _ in prepared}
         if request.landscape == "top" and len(sizes) > 1:
             raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")
+        if old := not_checked(folder for folder in folders if not RunFolder(folder).is_checked):
+            screen.say(old.strip())
         directions = None
         for run, which, model, selection in prepared:
             samples_on_device = training_samples(model, data[run.config.source], selection, device, request.dtype)

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedman.config import CUSTOM, Config, read_toml, resolve
+from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, partition
 from fedman.errors import UserError
 from fedman.models import takes_ids
@@ -55,10 +55,11 @@ def read_run(folder: Path) -> FinishedRun:
         raise UserError(f"{folder}: no such folder; name the folder of a finished run")
     if not files.config.exists():
         raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
-    config = resolve(read_toml(files.config))
+    config = resolve(files.read_config())
     if not files.summary.exists():
         state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
         raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
+    files.ending()
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
     return FinishedRun(folder, config, files.read_models())

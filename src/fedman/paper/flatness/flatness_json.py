@@ -1,6 +1,6 @@
 """`flatness.json` in a run's folder: reading, extending and copying it, and the types of what is read.
 
-    {"format": 1, "run": {"method": …}, "models": {"all": {"top": {…}, "trace": {…}, …}, "sel": {…}}}
+    {"format": 1, "run": {"method": …}, "models": {"all": {"top": {…}, "trace": {…}, …}, "sel": {…}}, "sha256": "…"}
 
 Each measurement says how it was made and holds all numbers that its figures need. A measurement that is repeated
 replaces the earlier one; the others stay.
@@ -20,7 +20,11 @@ from annotated_types import MinLen
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
+from fedman.runs import manifest
 from fedman.runs.atomic import write_text, writing
+from fedman.runs.checksums import digest
+from fedman.runs.folder import find_runs
+from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import Axes, Settings, check, parse
 
 NAME = "flatness.json"
@@ -119,21 +123,28 @@ class FlatnessRecord(TypedDict):
     format: int
     run: MeasuredRun
     models: dict[str, Measurements]  # by name: all, sel, cloud
+    sha256: NotRequired[str]  # the hash of all the above; not in files of earlier versions
 
 
 def read(path: Path) -> FlatnessRecord:
     """The measurements in a file."""
-    try:
-        value = parse(path.read_bytes(), str(path), "a JSON file")
-    except OSError as error:
-        hint = f"measure the run first: fedman flatness {path.parent}"
-        raise UserError(f"{path}: {error.strerror or error}; {hint}") from None
+    if not path.exists() and path.name not in manifest.read(path.parent):
+        raise UserError(f"{path}: No such file or directory; measure the run first: fedman flatness {path.parent}")
+    value = parse(manifest.content(path), str(path), "a JSON file")
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UserError(f"{path}: not measurements in format {FORMAT}")
     record = check(FlatnessRecord, value, str(path))
+    if "sha256" in record and record["sha256"] != digest(record):
+        raise UserError(f"{path}: damaged (its checksum differs)")
     for model, measured in record["models"].items():
         _check_sizes(measured, f"{path}: models.{model}")
     return record
+
+
+def find(place: Path, pattern: str = NAME) -> list[Path]:
+    """The files in a folder whose names fit the pattern, and those that a run's manifest lists, there or not."""
+    listed = (run.path / NAME for run in find_runs(place, MANIFEST) if NAME in manifest.read(run.path))
+    return sorted({*place.rglob(pattern), *listed})
 
 
 def entries(measured: Measurements) -> dict[str, Measurement]:
@@ -146,9 +157,12 @@ def add(folder: Path, run: MeasuredRun, model: str, name: str, measured: Mapping
     path = folder / NAME
     record: FlatnessRecord = read(path) if path.exists() else {"format": FORMAT, "run": run, "models": {}}
     entries(record["models"].setdefault(model, {}))[name] = _rounded(measured, 10)
+    record["sha256"] = digest(record)
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
+    manifest.forget(folder, NAME)
     write_text(path, text + "\n")
+    manifest.add(folder, NAME, (text + "\n").encode())
 
 
 def read_named(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Measurements]:
@@ -169,15 +183,16 @@ def read_named(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Meas
 
 def copy_compact(sources: Sequence[Path], out: Path) -> str:
     """Copy the `flatness.json` of all runs below `sources` to `out`, numbers to five digits, and say how many."""
-    found = sorted({path for source in sources for path in source.rglob(NAME)})
+    found = sorted({path for source in sources for path in find(source)})
     if not found:
         raise UserError(f"{', '.join(map(str, sources))}: no {NAME} here; measure the runs with fedman flatness")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for path in found:
         record = read(path)
-        text = json.dumps(record | {"models": _rounded(record["models"], 5)}, ensure_ascii=False)
-        write_text(out / f"{path.parent.name}.{NAME}", text + "\n")
+        record["models"] = _rounded(record["models"], 5)
+        record["sha256"] = digest(record)
+        write_text(out / f"{path.parent.name}.{NAME}", json.dumps(record, ensure_ascii=False) + "\n")
     return f"flatness of {len(found)} runs in {out}"
 
 

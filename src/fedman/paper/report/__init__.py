@@ -16,25 +16,27 @@ def command(place: Path, out: Path) -> str:
     from fedman.paper.report.figure import STYLE
     from fedman.paper.report.page import compose, render
     from fedman.paper.report.sources import find
-    from fedman.runs.atomic import write_text
+    from fedman.runs.atomic import refuse_link, write_bytes, write_text, writing
+    from fedman.runs.results import not_checked
 
     found = find(place)
     with rc_context(STYLE):  # type: ignore[arg-type]
         report = compose(found)
     beside = out.with_name(f"{out.stem}_files")
     page = render(report, beside.name)
-    try:
-        for folder in ("figures", "tables"):
-            (beside / folder).mkdir(parents=True, exist_ok=True)
-        for picture in report.pictures:
-            for ending, content in (("svg", picture.svg), ("png", picture.png)):
-                (beside / "figures" / f"{picture.name}.{ending}").write_bytes(content)
-        for table in report.tables:
-            (beside / "tables" / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
-            (beside / "tables" / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
-        (beside / "tables" / "summary.md").write_text(report.summary, encoding="utf-8")
-        write_text(out, page)
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
+    for folder in (beside, beside / "figures", beside / "tables"):
+        refuse_link(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    for picture in report.pictures:
+        for ending, content in (("svg", picture.svg), ("png", picture.png)):
+            path = beside / "figures" / f"{picture.name}.{ending}"
+            write_bytes(path, content)
+    for table in report.tables:
+        write_text(beside / "tables" / f"{table.name}.csv", table.csv())
+        write_text(beside / "tables" / f"{table.name}.md", table.markdown())
+    write_text(beside / "tables" / "summary.md", report.summary)
+    write_text(out, page)
     size = len(page.encode()) / 1e6
-    return f"{out}: {len(found.rows)} runs, {len(report.pictures)} pictures, {len(report.tables)} tables, {size:.1f} MB"
+    made = f"{len(report.pictures)} pictures, {len(report.tables)} tables, {size:.1f} MB"
+    return f"{out}: {len(found.rows)} runs, {made}{not_checked(found.unchecked)}"

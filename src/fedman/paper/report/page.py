@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.paper.report import cost, curves, hessian, narrative, partitions, spectra, tables
@@ -109,12 +113,27 @@ def render(report: Report, folder: str) -> str:
         lstrip_blocks=True,
     )
     ours = resources.files("fedman.paper.report")
-    style, script = (ours.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (_dense(ours.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     page = environment.get_template("page.html.j2").render(
         report=report, folder=folder, version=version(), style=style, script=script, marks=MARKS,
         paper_accuracy=tables.paper_accuracy, points=tables.points, partition_title=partition_title, slug=slug, key=key,
+        policy=_policy(script), link=url_quote(os.fsencode(folder)),
     )  # fmt: skip
-    return re.sub(r"\n\s*\n+", "\n", page)
+    return _dense(page).encode("utf-8", "backslashreplace").decode()  # a file's name need not be Unicode
+
+
+def _dense(text: str) -> str:
+    """The text without empty lines."""
+    return re.sub(r"\n\s*\n+", "\n", text)
+
+
+def _policy(script: str) -> str:
+    """The page's Content-Security-Policy: no script but its own, and nothing is fetched, whatever a style may say."""
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{own}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _without_empty(section: Section) -> Section:

@@ -17,6 +17,7 @@ from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS, PRESETS
 from fedman.penalties import PENALTIES
+from fedman.runs.checksums import sha256
 from fedman.runs.records import LOCAL, Headline, ResultRow, Settings, Spread, axes, figure, headline, headline_of
 from fedman.runs.text_tables import mean_std
 
@@ -24,6 +25,7 @@ MAN = "man"  # the paper's penalty
 AXES = ("dataset", "partition", "algorithm", "penalty", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
 """Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
+SLUG_BYTES = 60  # three of them and a few words are the name of a file
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,11 @@ def method_order(algorithm: str) -> int:
 
 
 def slug(name: str) -> str:
-    """A name that is safe in a file's name and in an attribute."""
-    return "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"
+    """A name that is safe in a file's name, in an attribute and in a style, and not too long for any."""
+    safe = "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"
+    if len(safe.encode()) <= SLUG_BYTES:
+        return safe
+    return f"{safe.encode()[: SLUG_BYTES - 9].decode(errors='ignore')}-{sha256(safe.encode())[:8]}"
 
 
 def series(rows: Sequence[ResultRow]) -> list[Series]:

@@ -27,12 +27,13 @@ class StepCost(TypedDict):
 
 @dataclass(frozen=True)
 class Sources:
-    """What was found. `notes` tell a reader what was left out."""
+    """What was found. `notes` tell a reader what was left out; `unchecked` is what has no checksums."""
 
     rows: list[ResultRow]
     flatness: list[FlatnessRecord]
     costs: list[StepCost]
     notes: list[str]
+    unchecked: list[Path]
 
 
 def find(place: Path) -> Sources:
@@ -42,15 +43,17 @@ def find(place: Path) -> Sources:
     """
     if not place.exists():
         raise UserError(f"{place}: no such file or folder")
-    found = [place] if place.is_file() else sorted(place.rglob("*.jsonl"))
-    parts = [(path, results.read(path)) for path in found if path.name != ROUNDS]
+    files = [place] if place.is_file() else [path for path in sorted(place.rglob("*.jsonl")) if path.name != ROUNDS]
+    parts = [(path, results.read(path)) for path in files]
     parts.append((place, results.collect(place)))
-    flatness = [flatness_json.read(path) for path in sorted(place.rglob("*flatness*.json"))]
+    measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
     rows, notes = _without_duplicates(parts)
-    if not rows and not flatness:
+    if not rows and not measured:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
-    return Sources(rows, flatness, costs, notes)
+    unchecked = [path for source in {place: None, **dict.fromkeys(files)} for path in results.unchecked(source)]
+    unchecked += [path for path, record in measured.items() if "sha256" not in record]
+    return Sources(rows, list(measured.values()), costs, notes, unchecked)
 
 
 def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list[ResultRow], list[str]]:
