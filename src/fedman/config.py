@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -159,8 +160,13 @@ def config_class(parts: tuple[type[Any], ...]) -> type[Config]:
 
 
 def registered() -> tuple[type[Any], ...]:
-    """All parts that have a name."""
-    return tuple(registry[name] for registry in PARTS.values() for name in registry)
+    """All parts that have a name, but for those of installed packages that cannot be imported."""
+    parts: list[type[Any]] = []
+    for registry in PARTS.values():
+        for name in registry:
+            with suppress(UserError):
+                parts.append(registry[name])
+    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -254,12 +260,16 @@ def _fill_defaults(config: Config) -> Config:
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    own, known = type(config).model_fields, config_class(registered()).model_fields
-    for key, value in given.items():
-        if key not in own and key not in known:
+    own = type(config).model_fields
+    foreign = {key: value for key, value in given.items() if key not in own}
+    parts = registered() if foreign else ()
+    known = config_class(parts).model_fields
+    for key, value in foreign.items():
+        if key not in known:
             yield f"{key}: no such key{nearest(key, [*own, *known])}"
-        elif key not in own and value is not None:
-            kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
+        elif value is not None:
+            owner = next(part for part in parts if key in hyperparameters(part))
+            kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))
             name = getattr(config, kind)
             hyper = ", ".join(hyperparameters(PARTS[kind][name]))
             yield f"{key}: {name} has no such hyper-parameter ({f'it has {hyper}' if hyper else 'it has none'})"
