@@ -18,6 +18,16 @@ TABLE = {
     "feddc": ("FedDC", {"alpha": 0.01, "decayed": False}, False),
     "fedspeed": ("FedSpeed", {"alpha": 0.01, "rho": 0.1, "stale_ascent": False}, False),
     "scaffold": ("SCAFFOLD", {"decayed": False}, False),
+    "fedavgm": ("FedAvgM", {"server_momentum": 0.9, "server_lr": 1.0}, False),
+    "fedadam": ("FedAdam", {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, False),
+    "fedcm": ("FedCM", {"alpha": 0.1}, False),
+    "mofedsam": ("MoFedSAM", {"alpha": 0.1, "rho": 0.1}, False),
+    "fedgamma": ("FedGAMMA", {"decayed": True, "rho": 0.1}, False),
+    "fedsmoo": ("FedSMOO", {"alpha": 0.1, "rho": 0.1, "mu_alone": False}, False),
+    "fedlesam": ("FedLESAM", {"rho": 0.1, "last_round": False}, False),
+    "fedlesam-d": ("FedLESAM-D", {"alpha": 0.1, "rho": 0.1, "last_round": False}, False),
+    "fedacg": ("FedACG", {"mu": 1e-3, "server_momentum": 0.85}, False),
+    "fedgloss": ("FedGloSS", {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05}, False),
 }
 
 
