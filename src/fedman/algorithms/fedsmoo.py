@@ -53,3 +53,6 @@ class FedSMOO(FedDyn):
     def update(self, server: State, mean: State, fraction: float) -> State:
         s = mean["m"] * (self.rho / (norm(mean["m"]) + 1e-7))
         return {**super().update(server, mean, fraction), "s": s}
+
+    def upload_norm(self, reach: float, steps: int) -> float:
+        return 2 * self.rho * steps

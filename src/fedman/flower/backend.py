@@ -177,4 +177,6 @@ class FlowerBackend:
             theta=theta,
             bound=self.service.norm_bound or SLACK * reach,
             last=hash,
+            norm=self.service.norm_bound
+            or SLACK * federation.algorithm.upload_norm(reach, self.steps[k] * (round.number + 1)),
         )

@@ -53,8 +53,9 @@ class Expected:
     arrays: tuple[str, ...]  # the names in the upload; `last` is the client's earlier upload, known by its hash
     figures: tuple[str, ...]
     theta: np.ndarray  # [P], the model that was sent: arrays have its shape and dtype
-    bound: float  # on the distance of the client's model from θ, and on the norm of every other array
+    bound: float  # on the distance of the client's model from θ
     last: str  # `digest` of the upload that `last` has to be
+    norm: float = 0.0  # the largest norm of every other array
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def screen(answer: Message, expected: Expected) -> Reply:
         raise Refused(f"{LAST}: is not what this client sent before")
     moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items() if name != LAST}
     for name, far in moved.items():
-        if far > expected.bound:
-            raise Refused(f"{name}: lies {far:.3g} from where it started; {expected.bound:.3g} is the most it can be")
+        most = expected.bound if name == "w" else expected.norm
+        if far > most:
+            raise Refused(f"{name}: lies {far:.3g} from where it started; {most:.3g} is the most it can be")
     return Reply(arrays, figures, moved["w"])
 
 
