@@ -6,17 +6,17 @@ Training reads plain attributes of `Config` and does not import pydantic.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.data import SPECS, is_path, lookup, partition
+from fedman.data import SPECS, is_path, lookup, natural_clients, partition
 from fedman.errors import UserError, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
@@ -24,6 +24,9 @@ from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Task
 from fedman.training.settings import LrSchedule, Training
+
+if TYPE_CHECKING:
+    from fedman.data import Dataset
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
@@ -60,10 +63,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    dataset: str = Field(next(iter(SPECS)), description="data set by name, or npz:PATH for your own arrays")
+    dataset: str = Field(
+        next(iter(SPECS)), description="data set by name, or your own files: npz:PATH, leaf:PATH, images:DIR"
+    )
     data_dir: str | None = Field(None, description="where data sets lie [$FEDMAN_DATA or ~/.cache/fedman]")
     augment: bool | None = Field(None, description="mirror and crop training images [natural images only]")
-    partition: str = Field("dir0.3", description="iid, dirX (Dirichlet) or pathC (C classes a client)")
+    partition: str = Field(
+        "dir0.3", description="iid, dirX (Dirichlet), pathC (C classes a client), natural, file:PATH or module:function"
+    )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
     clients: Count = Field(100, description="N, number of clients")
@@ -177,13 +184,22 @@ class Preset:
     hyper: Callable[[Config], Hyper] = lambda config: {}
 
 
-def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
-    """A full configuration from a preset and given keys. All mistakes are reported together."""
+def resolve(
+    values: Mapping[str, Any],
+    preset: Preset | None = None,
+    *,
+    data: Dataset | None = None,
+    mistakes: Sequence[str] = (),
+) -> Config:
+    """A full configuration from a preset and given keys. All mistakes are reported together.
+
+    `data` are a user's own, given in Python; `mistakes` are those already found there.
+    """
     given = {**(preset.keys if preset else {}), **values}
     parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes = [*_unknown_keys(given, config), *wrong]
+    mistakes = [*mistakes, *_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += [*missing, *_check_names(config)]
     if preset and values.get("dataset") not in (None, own := preset.keys.get("dataset"), "") and own:
@@ -193,8 +209,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
-    if "clients" not in config.model_fields_set and (own := partition.given_clients(config.partition, config.dataset)):
-        config = config.model_copy(update={"clients": own})
+    config = config.model_copy(update=_own_clients(config, data))
     of_preset = preset.hyper(config) if preset else {}
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
@@ -256,6 +271,18 @@ def _fill_defaults(config: Config) -> Config:
     return config.model_copy(
         update={k: v for k, v in defaults.items() if k not in given or getattr(config, k) in (None, "")}
     )
+
+
+def _own_clients(config: Config, data: Dataset | None) -> dict[str, Any]:
+    """Partition and number of clients, where no key says them but the data or the partition do."""
+    source = config.dataset if data is None else data
+    found: dict[str, Any] = {}
+    if "partition" not in config.model_fields_set and natural_clients(source):
+        found["partition"] = "natural"
+    if "clients" not in config.model_fields_set:
+        count = partition.given_clients(found.get("partition", config.partition), source)
+        found |= {"clients": count} if count else {}
+    return found
 
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:

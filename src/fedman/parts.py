@@ -97,8 +97,6 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         if missing:
             raise UserError(f"{self.kind}: {name} does not define {', '.join(sorted(missing))}")
         found: type[Part] = part
-        if not isinstance(getattr(part, "title", None), str):
-            raise UserError(f"{self.kind}: {name} has no title; give the class one, as in title = {part.__name__!r}")
         types = hints(self.kind, part, name)
         for f in fields(cast(Any, part)):
             if f.default is MISSING:

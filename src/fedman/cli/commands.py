@@ -155,22 +155,24 @@ app.command()(flatness)
 
 @app.command(name="list")
 def print_listing() -> None:
-    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
-    from fedman.config import KEYS, resolve
+    """Algorithms, tasks, penalties and optimisers with their hyper-parameters, data sets, models, presets, all keys."""
+    from fedman.config import KEYS, PARTS, resolve
     from fedman.data import SCHEMES, SPECS
     from fedman.models import MODELS
     from fedman.paper.presets import PRESETS, SWEEPS
 
-    typer.echo("algorithms")
-    for name, algorithm in ALGORITHMS.items():
-        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(algorithm).items())
-        typer.echo(f"  {name:14} {algorithm.title:9} {hyper}".rstrip())
+    for registry in reversed(PARTS.values()):
+        typer.echo(f"{registry.group.removeprefix('fedman.')} (or module:Name, your own)")
+        width = max(len(part.title) for part in registry.values())
+        for name, part in registry.items():
+            hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(part).items() if k not in KEYS)
+            typer.echo(f"  {name:14} {part.title:{width}} {hyper}".rstrip())
     typer.echo("data sets")
     for name, spec in SPECS.items():
         typer.echo(f"  {name:14} {spec.content}, model {spec.model}")
     for scheme in SCHEMES.values():
         typer.echo(f"  {scheme.form:14} {scheme.title}")
-    typer.echo(f"models\n  {' '.join(MODELS)}")
+    typer.echo(f"models (or module:builder, your own)\n  {' '.join(MODELS)}")
     typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
@@ -185,9 +187,9 @@ def print_listing() -> None:
         default = "" if field.default in (None, "") else f" [{field.default}]".lower()
         typer.echo(f"  {name:18} {field.description}{default}")
     owners: dict[tuple[str, str], list[str]] = {}
-    for algorithm in ALGORITHMS.values():
-        for own in fields(algorithm):
-            owners.setdefault((own.name, own.metadata["description"]), []).append(algorithm.title)
+    for part in (part for registry in PARTS.values() for part in registry.values()):
+        for own in (own for own in fields(part) if own.name not in KEYS):
+            owners.setdefault((own.name, own.metadata.get("description", "")), []).append(part.title)
     for (name, description), titles in owners.items():
         typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
 

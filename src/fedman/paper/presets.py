@@ -41,7 +41,10 @@ PRESETS["digits"] = Preset(
 )
 
 
-_TEXT = {"dataset": "shakespeare", "rounds": 100, "epochs": 1, "batch_size": 10, "weight_decay": 0.0, "eval_every": 5}
+_TEXT = {
+    "dataset": "shakespeare", "cohort": "fixed", "rounds": 100, "epochs": 1, "batch_size": 10, "weight_decay": 0.0,
+    "eval_every": 5,
+}  # fmt: skip
 PRESETS["shakespeare"] = Preset({**_TEXT, "model": "lstm", "lr": 0.8, "lr_schedule": "constant"})  # LEAF's settings
 PRESETS["shakespeare-transformer"] = Preset(
     {**_TEXT, "model": "transformer", "optimizer": "adamw", "lr": 1e-3, "lr_schedule": "cosine", "warmup": 5}

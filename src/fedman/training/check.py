@@ -23,6 +23,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     x = samples.inputs(samples.x[:2], parameter.dtype).to(parameter.device)
     y = samples.y[:2].to(parameter.device)
     name = type(model).__name__
+    _check_ids(data, model, samples)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             output = model(x)
@@ -49,6 +50,20 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
     if task.headline not in figures:
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
+
+
+def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:
+    """That all inputs are ids which the model's embedding has."""
+    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    if embedding is None:
+        return
+    if samples.x.is_floating_point() or samples.images:
+        kind = str(samples.x.dtype).removeprefix("torch.")
+        raise UserError(f"model: begins with an embedding of ids, but the samples of {data.name} are {kind}")
+    for field, x in (("x_train", samples.x), ("x_test", samples.x_test)):
+        if x.numel() and not (int(x.min()) >= 0 and int(x.max()) < embedding.num_embeddings):
+            allowed = f"the model's embedding has 0 to {embedding.num_embeddings - 1}"
+            raise UserError(f"{data.name}: {field} has ids {int(x.min())} to {int(x.max())}; {allowed}")
 
 
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
