@@ -1,6 +1,7 @@
 """`fedman.run` with names and with objects; `fedman.Result`; the names that `fedman` has."""
 
 import inspect
+import json
 import subprocess
 import sys
 import types
@@ -15,7 +16,7 @@ from torch import nn
 import fedman
 from fedman import api
 from fedman.algorithms import ALGORITHMS
-from fedman.config import KEYS, PARTS, Config
+from fedman.config import KEYS, PARTS, Config, resolve
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -119,6 +120,36 @@ def test_data_in_any_form(dataset):
     assert same(found, fedman.run(**SMALL))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.gru, self.head = nn.Embedding(7, 3), nn.GRU(3, 6, batch_first=True), nn.Linear(6, 7)
+
+    def forward(self, ids):
+        return self.head(self.gru(self.embedding(ids))[0])
+
+
+TOKENS = np.random.default_rng(1).integers(0, 7, (60, 5))
+
+
+@pytest.mark.filterwarnings("ignore:clients are trained one after the other")
+@pytest.mark.parametrize(
+    ("task", "targets", "given", "figures"),
+    [
+        (fedman.Regression(), Z, {}, ["rmse", "mae"]),
+        (fedman.Regression(), Z[:, 0], {}, ["rmse", "mae"]),
+        (fedman.MultiLabel(), (X[:, :3] > 0).astype(int), {}, ["accuracy", "exact"]),
+        (fedman.LanguageModel(), TOKENS[:, 1:], {"model": Recurrent()}, ["accuracy", "perplexity"]),
+    ],
+    ids=["regression", "of one number", "multi-label", "language-model"],
+)
+def test_every_task(task, targets, given, figures):
+    inputs = TOKENS[:, :-1] if "model" in given else X
+    found = fedman.run(**{**SMALL, "dataset": (inputs, targets, inputs, targets), "task": task, **given})
+    assert found.headline == found.summary[figures[0]]["all"]
+    assert all(np.isfinite(found.summary[name]["cloud"]) for name in figures)
+
+
 def test_a_partition_as_list_owners_or_function():
     """All say the same, and that is what is trained: with one client's samples alone it is another run."""
     parts = [np.arange(0, 60, 3), np.arange(1, 60, 3), np.arange(2, 60, 3)]
@@ -147,6 +178,25 @@ def test_clients_of_the_data_are_the_clients_of_the_run():
     assert same(found, fedman.run(dataset=data, partition=[np.arange(30), np.arange(30, 60)], **QUICK))
     other = fedman.run(dataset=data, partition="iid", clients=5, **QUICK).summary["config"]
     assert (other["partition"], other["clients"]) == ("iid", 5)
+
+
+def test_clients_that_files_name_are_the_clients_of_the_run(tmp_path):
+    users = {name: {"x": X[:n].tolist(), "y": Y[:n].tolist()} for name, n in (("ann", 20), ("bob", 30), ("eve", 10))}
+    text = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
+    (tmp_path / "people.json").write_text(json.dumps(text))
+    (tmp_path / "parts.json").write_text("[[0, 1], [2, 3]]")
+    people = f"leaf:{tmp_path / 'people.json'}"
+    for given, wanted in (
+        ({"dataset": people}, ("natural", 3)),
+        ({"dataset": people, "partition": "iid"}, ("iid", 100)),
+        ({"partition": f"file:{tmp_path / 'parts.json'}"}, (f"file:{tmp_path / 'parts.json'}", 2)),
+        ({"partition": "iid", "clients": 7}, ("iid", 7)),
+    ):
+        config = resolve(given)
+        assert (config.partition, config.clients) == wanted
+    found = fedman.run(dataset=people, **QUICK)
+    assert len(found.summary["clients"]["each"]) == 3
+    assert "has 3 parts for 5 clients" in told(dataset=people, clients=5, **QUICK)
 
 
 def test_a_run_with_a_partition_of_its_own_is_resumed(tmp_path):
@@ -304,7 +354,7 @@ BAD = [
     ({"algorithm": fedman.Scaffold(), "optimizer": fedman.Adam()}, "the formulas of scaffold presume plain SGD"),
     ({"task": MeanLoss()}, "task: MeanLoss's loss has shape () for 2 samples; one number a sample is wanted"),
     ({"task": OtherHeadline()}, "task: the headline 'f1' is not one of OtherHeadline's figures: accuracy"),
-    ({"task": NoHeadline()}, "task: tests.test_api:NoHeadline has no headline"),
+    ({"task": NoHeadline()}, "task: tests.test_api:NoHeadline does not define headline, higher_is_better"),
     ({"task": ReservedScore()}, "task: a score cannot be called seconds"),
     ({"task": fedman.Regression()}, "targets are int64; regression needs floating-point numbers"),
     ({"task": fedman.LanguageModel()}, "must both be ids [n, T]"),
@@ -396,6 +446,9 @@ def test_repr_names_the_figures_of_the_task():
     assert second.startswith(f"test rmse: all {found.headline:.4g}, ")
     assert f"; mae {found.summary['mae']['all']:.4g}, loss " in second
     assert third.endswith("not written")
+    one = fedman.run(partition=[range(60)], dataset=ARRAYS, **{**QUICK, "rounds": 1})
+    assert ", 1 client (custom-" in repr(one)
+    assert ", 1 round\n" in repr(one)
 
 
 def test_a_finished_run_is_read_back(result):
@@ -429,7 +482,7 @@ def test_plot(result, tmp_path, monkeypatch):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     left, right = figure.axes
     assert left.lines[0].get_ydata().tolist() == [r["loss"] for r in result.rounds]
-    assert right.get_ylabel() == "test accuracy, %"
+    assert right.get_ylabel() == "test accuracy"
     curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in right.lines}
     assert set(curves) == {"all", "sel", "cloud"}
     assert curves["sel"] == ([2, 3], [r["accuracy"]["sel"] for r in result.rounds[1:]])

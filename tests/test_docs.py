@@ -1,5 +1,6 @@
 """What the documents print runs as printed."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -74,15 +75,20 @@ def test_the_algorithm_of_the_page_runs_by_the_printed_command(own_algorithm):
 
 
 def test_the_algorithm_of_the_page_is_right(own_algorithm, monkeypatch):
-    """Without a memory it is FedAvg; with one the models differ."""
+    """Without a memory it is FedAvg; with one the models differ. By name or as an instance, as the page has it."""
     import fedman
 
     monkeypatch.chdir(own_algorithm)
+    monkeypatch.syspath_prepend(own_algorithm)
+    FedPolyak = importlib.import_module("fedpolyak").FedPolyak
+    assert "`fedman.run(algorithm=FedPolyak(beta=0.9))`" in ALGORITHMS_PAGE
     keys = {"clients": 4, "participation": 0.5, "rounds": 3, "epochs": 1}
     plain = fedman.run(**keys).models["cloud"]
     for beta, same in ((0.0, True), (0.9, False)):
         w = fedman.run(algorithm="fedpolyak:FedPolyak", beta=beta, **keys).models["cloud"]
         assert all(w[name].allclose(plain[name], atol=1e-5) for name in plain) is same
+    given = fedman.run(algorithm=FedPolyak(beta=0.9), **keys).models["cloud"]
+    assert all(given[name].equal(w[name]) for name in w)
 
 
 def test_the_page_says_how_long_its_algorithm_is(own_algorithm):

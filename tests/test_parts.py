@@ -223,7 +223,7 @@ CLASSES = {
         "algorithm: own:Bad cannot be imported (ModuleNotFoundError: No module named 'no_such_package')",
     ),
     "no Python": ("class Bad(:", "algorithm: own:Bad cannot be imported (SyntaxError: invalid syntax"),
-    "nothing of this name": ("class Badd: pass", "algorithm: own has no Bad; did you mean Badd?"),
+    "nothing of this name": ("class Badd: pass", "algorithm: own has no Bad; there are dataclass, "),
 }  # fmt: skip
 
 
@@ -263,6 +263,7 @@ def test_classes_that_cannot_be_used(case, own):
         ("own:torch", "algorithm: own:torch is a module, not a subclass"),
         ("own:FedAvg.title", "algorithm: own:FedAvg.title is a str, not a subclass"),
         ("own:FedAvg.no", "algorithm: own has no FedAvg.no"),
+        ("own:FedAvgg", "algorithm: own has no FedAvgg; did you mean FedAvg?"),
         ("own:", "algorithm: no algorithm named 'own:'"),
         (":Bad", "algorithm: no algorithm named ':Bad'"),
         ("own", "algorithm: no algorithm named 'own'; there are fedavg, "),

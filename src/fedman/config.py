@@ -209,7 +209,7 @@ def resolve(
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
-    config = config.model_copy(update=_own_clients(config, data))
+    config = config.model_copy(update=_own_clients(given, config, data))
     of_preset = preset.hyper(config) if preset else {}
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
@@ -273,13 +273,13 @@ def _fill_defaults(config: Config) -> Config:
     )
 
 
-def _own_clients(config: Config, data: Dataset | None) -> dict[str, Any]:
+def _own_clients(given: Mapping[str, Any], config: Config, data: Dataset | None) -> dict[str, Any]:
     """Partition and number of clients, where no key says them but the data or the partition do."""
     source = config.dataset if data is None else data
     found: dict[str, Any] = {}
-    if "partition" not in config.model_fields_set and natural_clients(source):
+    if "partition" not in given and natural_clients(source):
         found["partition"] = "natural"
-    if "clients" not in config.model_fields_set:
+    if "clients" not in given:
         count = partition.given_clients(found.get("partition", config.partition), source)
         found |= {"clients": count} if count else {}
     return found

@@ -155,8 +155,8 @@ def test_a_run_on_flower(chunk, tmp_path, monkeypatch):
     data = samples()
     data = replace(data, x=data.x.float().double())  # files of numbers are float32
     keys = {f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)} | {"rounds": 3, "chunk": chunk}
-    name = {"algorithm": "tests.backends.test_own_algorithm:Lookahead", **HYPER}
-    result = serve_samples(data, network, {**name, **keys}, tmp_path, monkeypatch)
+    name = "tests.backends.test_own_algorithm:Lookahead"
+    result = serve_samples(data, network, {"algorithm": name, **HYPER, **keys}, tmp_path, monkeypatch, allow=name)
     assert [r["refused"] for r in result.rounds] == [{}] * 3
     want = loop(HYPER, data, TRAINING, [list(range(len(SIZES)))] * 3, batches(data, TRAINING))
     for model, parameters in result.models.items():

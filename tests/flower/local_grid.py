@@ -96,9 +96,11 @@ def serialised(message: Message) -> Message:
     return make_message(message.metadata, content=content, error=message.error if message.has_error() else None)
 
 
-def serve_samples(data: Samples, model: Callable[[], nn.Module], keys: Mapping[str, Any], folder: Path, monkeypatch):
+def serve_samples(
+    data: Samples, model: Callable[[], nn.Module], keys: Mapping[str, Any], folder: Path, monkeypatch, **node: str
+):
     """The result of a run in which every client of `data` has a file of samples of its own; all take part in every
-    round. `model` replaces the configured one."""
+    round. `model` replaces the configured one; `node` is what every node is started with."""
     from fedman.config import resolve
     from fedman.flower.server import serve
     from fedman.flower.server_options import ServerOptions
@@ -107,7 +109,7 @@ def serve_samples(data: Samples, model: Callable[[], nn.Module], keys: Mapping[s
     monkeypatch.setattr(build, "initial_model", lambda *given: model())
     x, y, sizes = data.x.numpy(), data.y.numpy(), [len(part) for part in data.parts]
     np.savez(folder / "server.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    grid = LocalGrid.of(len(sizes), folder / "memory")
+    grid = LocalGrid.of(len(sizes), folder / "memory", **node)
     for k, part in enumerate(data.parts):
         np.savez(folder / f"client{k}.npz", x=x[part], y=y[part])
         grid.nodes[100 + k]["data"] = str(folder / f"client{k}.npz")

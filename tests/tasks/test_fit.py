@@ -95,7 +95,7 @@ MISFITS = {
     "rows for text": (LanguageModel(), ROWS, CLASSES, Linear(4), "mine: inputs float32 (12, 5) and targets int64"),
     "a next token alone": (LanguageModel(), IDS, IDS[:, 0], Text(), "mine: inputs int64 (12, 6) and targets int64"),
     "too few tokens": (LanguageModel(), IDS, IDS, Text(outputs=5), "model: gives an output of shape [B, 6, 5]"),
-    "an embedding too small": (LanguageModel(), IDS, IDS, Text(tokens=2), "model: Text cannot take samples"),
+    "an embedding too small": (LanguageModel(), IDS, IDS, Text(tokens=2), "mine: x_train has ids 0 to 6; the model's"),
     "other rows": (Classification(), ROWS, CLASSES, Linear(4, inputs=9), "model: Linear cannot take samples"),
     "a tuple": (Classification(), ROWS, CLASSES, Returns(lambda o: (o, o)), "model: Returns returns tuple for 2"),
     "a sum": (Classification(), ROWS, CLASSES, Returns(torch.sum), "model: Returns returns shape () for 2 samples; a"),

@@ -110,9 +110,10 @@ def sweep(
     work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
     with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
         sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
-    header, lines = sweep.table(grid, out)
-    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
-    write_text(out / "table.md", markdown(header, lines))
+    made = sweep.tables(grid, out)
+    for table in made:
+        print_table(f"{table.title}, {out}", table.header, table.rows)
+    write_text(out / "table.md", "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in made))
 
 
 @app.command()
@@ -124,7 +125,7 @@ def results(
         Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
     ] = None,
 ) -> None:
-    """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
+    """Finished runs as one small file: a JSON line each, with summary and curve.
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """

@@ -107,8 +107,7 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
         self.settings = config.flat()
-        task = built.evaluator.task
-        self.headline = Headline(task.headline, not task.higher_is_better)
+        self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
@@ -158,6 +157,7 @@ class Run:
         rows = {name: v.values() for name, v in scores.items()}
         graded = {name: evaluator.grade(v) for name, v in rows.items()}
         names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
+        names.sort(key=lambda name: name != self.headline.name)
         now = time.perf_counter()
         values = {
             "round": self.state.round,

@@ -42,7 +42,7 @@ class Result:
     def __repr__(self) -> str:
         """Three lines: what was run, how good it is, where."""
         summary, settings, best = self.summary, self.summary["config"], headline_of(self.summary)
-        clients = f"{settings['clients']} clients ({settings['partition']})"
+        clients = f"{_several(settings['clients'], 'client')} ({settings['partition']})"
         scores = [f"{model} {best.shown(value)}" for model, value in figure(summary, best.name).items()]
         others = [
             f"{name} {next(iter(values.values())):.4g}"
@@ -52,7 +52,7 @@ class Result:
         how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
         return "\n".join(
             [
-                f"{summary['method']} on {settings['dataset']}, {clients}, {len(self.rounds)} rounds",
+                f"{summary['method']} on {settings['dataset']}, {clients}, {_several(len(self.rounds), 'round')}",
                 f"test {best.name}: {', '.join(scores)}; {', '.join(others)}",
                 f"{how}; {f'written to {self.folder}' if self.folder else 'not written'}",
             ]
@@ -90,14 +90,20 @@ class Result:
         for model in figure(self.summary, best.name):
             curve = {r["round"]: value for r in self.rounds if (value := figure(r, best.name).get(model)) is not None}
             right.plot(curve.keys(), curve.values(), label=model, marker="." if len(curve) < len(rounds) else "")
-        right.set(xlabel="round", ylabel=best.title)
+        right.set(xlabel="round", ylabel=f"test {best.name}")
         right.legend()
+        for axes in (left, right):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if path is not None:
             try:
                 drawn.savefig(path, dpi=150)
             except (OSError, ValueError) as error:
                 raise UserError(f"plot: {path} cannot be written ({str(error).splitlines()[0]})") from None
         return drawn
+
+
+def _several(count: object, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _numbers(record: RoundRecord) -> Iterator[tuple[str, int | float]]:
