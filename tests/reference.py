@@ -1,4 +1,4 @@
-"""The eight algorithms as slow, obvious loops in numpy and float64, straight from their papers' formulas.
+"""The algorithms as slow, obvious loops in numpy and float64, straight from their papers' formulas.
 
 Nothing of the package's algebra is used: means over all clients are recomputed from tables, every client is a
 Python loop, the model and its gradient are written out by hand (backpropagation through a two-layer network).
@@ -41,6 +41,11 @@ def clip(g, C):
     return g * min(1.0, C / (np.linalg.norm(g) + 1e-6))
 
 
+def along(direction, length, eps=1e-7):
+    """A step of this length."""
+    return length * direction / (np.linalg.norm(direction) + eps)
+
+
 def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, decay, C):
     """Play the rounds; `batches(t, k)` yields client k's (x, y) in round t. Returns sel, all, cloud, tables."""
     N, n = len(sizes), np.array(sizes, float)
@@ -49,21 +54,30 @@ def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, de
     theta = w0.copy()
     x_last = np.tile(w0, (N, 1))
     h, g_k, c_k = (np.zeros((N, len(w0))) for _ in range(3))
-    g, c = np.zeros_like(w0), np.zeros_like(w0)
+    g, c, m, s_bar, d = (np.zeros_like(w0) for _ in range(5))
+    mu_k, s_k = (np.zeros((N, len(w0))) for _ in range(2))
+    sent = [None] * N  # the model a client was sent when it last took part
+    bar, sigma, before = w0.copy(), np.zeros_like(w0), None  # the server's own model, its dual, its last model sent
+    v_start = hyper.get("tau", 0.0) ** 2
+    v = np.full_like(w0, v_start)
     a, rho, mu, eta = (hyper.get(key, 0.0) for key in ("alpha", "rho", "mu", "eta"))
+    momentum, server_lr = hyper.get("server_momentum", 0.0), hyper.get("server_lr", 1.0)
     for t, S in enumerate(cohorts):
         eta_t = lr * lr_decay**t
         D, dc = np.zeros_like(w0), np.zeros_like(w0)
+        ascents, directions = {}, {}
         for k in S:
             w, K, G = theta.copy(), 0, np.zeros_like(w0)
+            old = before if hyper.get("last_round") else sent[k]
+            e = np.zeros_like(w0) if old is None else along(old - theta, rho)
             for x, y in batches(t, k):
 
                 def grad(v, x=x, y=y):
                     return objective(v, x, y, zeta)[1]
 
-                if name == "fedavg":
+                if name in ("fedavg", "fedavgm", "fedadam"):
                     w = w - eta_t * (clip(grad(w), C) + decay * w)
-                elif name == "fedprox":
+                elif name in ("fedprox", "fedacg"):
                     w = w - eta_t * (clip(grad(w) + mu * (w - theta), C) + decay * w)
                 elif name == "fedsam":
                     s = grad(w)
@@ -89,15 +103,42 @@ def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, de
                     w = w - eta_t * (clip(total, C) + decay * w)
                 elif name == "scaffold":
                     w = w - eta_t * (clip(grad(w) + c / p[k] - c_k[k], C) + decay * w)
+                elif name == "fedcm":
+                    w = w - eta_t * (clip(a * grad(w) + (1 - a) * d, C) + decay * w)
+                elif name == "mofedsam":
+                    q = grad(w + along(grad(w), rho))
+                    w = w - eta_t * (clip(a * q + (1 - a) * d, C) + decay * w)
+                elif name == "fedgamma":
+                    q = grad(w + along(grad(w), rho))
+                    w = w - eta_t * (clip(q + c / p[k] - c_k[k], C) + decay * w)
+                elif name == "fedsmoo":
+                    ak = a / p[k]
+                    e = along(grad(w) - mu_k[k] - s_bar, rho)
+                    mu_k[k] = mu_k[k] + e - s_bar
+                    w = w - eta_t * (clip(grad(w + e) + ak * (h[k] - theta), C) + (decay + ak) * w)
+                elif name == "fedlesam":
+                    w = w - eta_t * (clip(grad(w + e), C) + decay * w)
+                elif name == "fedlesam-d":
+                    ak = a / p[k]
+                    w = w - eta_t * (clip(grad(w + e) + ak * (h[k] - theta), C) + (decay + ak) * w)
+                elif name == "fedgloss":
+                    beta = p[k] / a
+                    q = grad(w + along(grad(w), hyper["rho_local"], 1e-16))
+                    w = w - eta_t * (clip(q - s_k[k] + (w - theta) / beta, C) + decay * w)
+                else:
+                    raise LookupError(name)
                 K += 1
-            state_lr = eta_t if hyper.get("decayed") else lr
-            if name in ("feddyn", "fedspeed", "feddc"):
+            state_lr = eta_t if hyper.get("decayed", name == "fedgamma") else lr
+            sent[k], ascents[k], directions[k] = theta, e, (w - theta) / (K * eta_t)
+            if name == "fedgloss":
+                s_k[k] -= a / p[k] * (w - theta)
+            if name in ("feddyn", "fedspeed", "feddc", "fedsmoo", "fedlesam-d"):
                 h[k] += w - theta
             if name == "feddc":
                 new = g_k[k] - g / p[k] - (w - theta) / (K * state_lr)
                 D += p[k] * (new - g_k[k])
                 g_k[k] = new
-            if name == "scaffold":
+            if name in ("scaffold", "fedgamma"):
                 new = c_k[k] - c + (theta - w) / (K * state_lr)
                 dc += p[k] * (new - c_k[k])
                 c_k[k] = new
@@ -106,15 +147,37 @@ def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, de
         sel = sum(share[k] * x_last[k] for k in S) / sum(share[k] for k in S)
         everyone = (share[:, None] * x_last).sum(0) / share.sum()
         g, c = g + D / N, c + dc / N
-        theta = sel + h.mean(0)
+        delta, before = sel - theta, theta
+        if name == "fedavgm":
+            m = momentum * m + delta
+            theta = bar = theta + server_lr * m
+        elif name == "fedadam":
+            m = hyper["beta1"] * m + (1 - hyper["beta1"]) * delta
+            v = hyper["beta2"] * v + (1 - hyper["beta2"]) * delta**2
+            theta = bar = theta + server_lr * m / (np.sqrt(v) + hyper["tau"])
+        elif name == "fedacg":
+            m = momentum * m + delta
+            bar = bar + m
+            theta = bar + momentum * m
+        elif name == "fedgloss":
+            sigma = sigma - a / N * sum(x_last[k] - theta for k in S)
+            bar = bar + delta - sigma / a
+            theta = bar - along(delta, rho, 1e-16)
+        else:
+            theta = bar = sel + h.mean(0)
+        d = -sum(directions[k] for k in S) / len(S)
+        s_bar = along(sum(mu_k[k] - (0 if hyper.get("mu_alone") else ascents[k]) for k in S) / len(S), rho)
     return {
         "sel": sel,
         "all": everyone,
-        "cloud": theta,
+        "cloud": bar,
         "x": x_last,
-        "h": h,
-        "g": g,
-        "g_k": g_k,
-        "c": c,
-        "c_k": c_k,
+        "clients": {
+            "h": -s_k * p[:, None] / a if name == "fedgloss" else h,
+            "g": g_k,
+            "c": c_k,
+            "mu": mu_k,
+            "before": np.array([np.zeros_like(w0) if w is None else w for w in sent]),
+        },
+        "server": {"w": theta, "g": g, "c": c, "m": m, "d": d, "s": s_bar, "before": before, "u": v - v_start},
     }

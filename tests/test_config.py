@@ -53,6 +53,16 @@ HYPER = {
     "fedspeed": {"alpha": 0.01, "rho": 0.1, "stale_ascent": False},
     "fedprox": {"mu": 0.0001},
     "scaffold": {"decayed": False},
+    "fedavgm": {"server_momentum": 0.9, "server_lr": 1.0},
+    "fedadam": {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001},
+    "fedcm": {"alpha": 0.1},
+    "mofedsam": {"alpha": 0.1, "rho": 0.1},
+    "fedgamma": {"decayed": True, "rho": 0.1},
+    "fedsmoo": {"alpha": 0.1, "rho": 0.1, "mu_alone": False},
+    "fedlesam": {"rho": 0.1, "last_round": False},
+    "fedlesam-d": {"alpha": 0.1, "rho": 0.1, "last_round": False},
+    "fedacg": {"mu": 0.001, "server_momentum": 0.85},
+    "fedgloss": {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05},
 }
 
 
@@ -136,7 +146,7 @@ def test_an_algorithm_from_outside_brings_its_own_hyperparameters():
     assert resolve(given).flat() == {**SHARED, **given, "beta": 0.5, "shift": -2.0, "repeats": 4}
     assert mistakes({**given, "beta": 2}) == ["beta: should be less than or equal to 1, not 2"]
     assert mistakes({**given, "beta": 2, "repeats": 0.5, "bta": 1})[0] == "3 mistakes"
-    assert mistakes({"beta": 0.5}) == ["beta: no such key; did you mean eta?"]
+    assert mistakes({"beta": 0.5}) == ["beta: no such key; did you mean beta2?"]
 
 
 def test_defaults_of_training_are_those_of_the_configuration():

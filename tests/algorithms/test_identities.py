@@ -1,7 +1,7 @@
 """Where algorithms must coincide, whatever the data."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +12,23 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedman.algorithms import ALGORITHMS, Local
+from fedman.algorithms.fedacg import FedACG
+from fedman.algorithms.fedadam import FedAdam
 from fedman.algorithms.fedasam import FedASAM
+from fedman.algorithms.fedavg import FedAvg
+from fedman.algorithms.fedavgm import FedAvgM
+from fedman.algorithms.fedcm import FedCM
+from fedman.algorithms.feddyn import FedDyn
+from fedman.algorithms.fedgamma import FedGAMMA
+from fedman.algorithms.fedgloss import FedGloSS
+from fedman.algorithms.fedlesam import FedLESAM
+from fedman.algorithms.fedlesamd import FedLESAMD
+from fedman.algorithms.fedprox import FedProx
 from fedman.algorithms.fedsam import FedSAM
+from fedman.algorithms.fedsmoo import FedSMOO
+from fedman.algorithms.fedspeed import FedSpeed
+from fedman.algorithms.mofedsam import MoFedSAM
+from fedman.algorithms.scaffold import Scaffold
 from fedman.algorithms.steps import climb, descend, norm
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
@@ -68,6 +83,16 @@ def test_same_seed_twice_is_bit_identical(case):
         ("feddc", {"alpha": 0.0}),
         ("fedspeed", {"alpha": 0.0, "rho": 0.0}),
         ("scaffold", {}),
+        ("fedavgm", {}),
+        ("fedadam", {}),
+        ("fedcm", {"alpha": 1.0}),
+        ("mofedsam", {"alpha": 1.0, "rho": 0.0}),
+        ("fedgamma", {"rho": 0.0}),
+        ("fedsmoo", {"alpha": 0.0, "rho": 0.0}),
+        ("fedlesam", {"rho": 0.2}),  # no ascent at a client's first time
+        ("fedlesam-d", {"alpha": 0.0, "rho": 0.2}),
+        ("fedacg", {"mu": 0.0}),
+        ("fedgloss", {"alpha": 0.0, "rho": 0.2, "rho_local": 0.0}),
     ],
 )
 def test_first_round_local_models_are_fedavgs_when_the_method_is_switched_off(name, hyper):
@@ -82,11 +107,112 @@ def test_methods_without_memory_stay_fedavg_in_every_round(name, hyper):
     close(play(simulation(name, hyper))[0].server["w"], play(simulation("fedavg"))[0].server["w"])
 
 
-def test_fedspeed_without_ascent_is_feddyn_in_every_round():
-    speed = play(simulation("fedspeed", {"alpha": 0.3, "rho": 0.0}))[0]
-    dyn = play(simulation("feddyn", {"alpha": 0.3}))[0]
-    close(speed.server["w"], dyn.server["w"])
-    close(speed.clients.memory["h"], dyn.clients.memory["h"])
+@dataclass(frozen=True)
+class PlainFedAvg(FedAvg):
+    weighted = False
+
+
+@dataclass(frozen=True)
+class PlainFedProx(FedProx):
+    weighted = False
+
+
+@dataclass(frozen=True)
+class AgreedFedSMOO(FedSMOO):
+    """μ_k and s̄ stay at zero."""
+
+    def step(self, w, grad, server, client, hp):
+        w, carried = super().step(w, grad, server, client, hp)
+        return w, {name: v * 0 for name, v in carried.items()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FedSpeed(alpha=0.3, rho=0.0), FedDyn(alpha=0.3)),
+        (FedAvgM(server_momentum=0.0, server_lr=1.0), PlainFedAvg()),
+        (FedAdam(beta1=0.0, beta2=1.0, tau=0.3, server_lr=0.6), PlainFedAvg()),  # √v = τ: Δ·η_g/(2τ)
+        (FedCM(alpha=1.0), PlainFedAvg()),
+        (MoFedSAM(alpha=0.3, rho=0.0), FedCM(alpha=0.3)),
+        (FedGAMMA(rho=0.0), Scaffold(decayed=True)),
+        (FedGAMMA(rho=0.0, decayed=False), Scaffold()),
+        (AgreedFedSMOO(alpha=0.3, rho=0.2), FedSpeed(alpha=0.3, rho=0.2)),
+        (FedLESAM(rho=0.0), PlainFedAvg()),
+        (FedLESAMD(alpha=0.3, rho=0.0), FedDyn(alpha=0.3)),
+        (FedACG(mu=0.3, server_momentum=0.0), PlainFedProx(mu=0.3)),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_a_method_switched_off_is_the_one_it_extends_in_every_round(one, other):
+    a, b = play(simulation(one))[0], play(simulation(other))[0]
+    close(a.server["w"], b.server["w"])
+    close(a.clients.last, b.clients.last)
+    for name in set(a.clients.memory) & set(b.clients.memory):
+        close(a.clients.memory[name], b.clients.memory[name])
+
+
+def test_fedgloss_without_ascents_differs_from_feddyn_in_the_clip_alone():
+    """Its quadratic term is inside the clip, FedDyn's αw outside: where the clip never acts they coincide."""
+    loose = replace(TRAINING, clip=1e9)
+    gloss, dyn = FedGloSS(alpha=0.3, rho=0.0, rho_local=0.0), FedDyn(alpha=0.3)
+    a, b = (play(simulation(algorithm, training=loose))[0] for algorithm in (gloss, dyn))
+    close(a.server["w"], b.server["w"])
+    close(a.server["model"], b.server["w"])
+    close(a.clients.memory["h"], b.clients.memory["h"])
+    a, b = (play(simulation(algorithm))[0] for algorithm in (gloss, dyn))
+    assert (a.server["w"] - b.server["w"]).norm() > 1e-3
+
+
+def test_fedgloss_sends_a_model_uphill_from_its_own():
+    machine = simulation("fedgloss", {"alpha": 0.3, "rho": 0.1, "rho_local": 0.2})
+    state = machine.start()
+    assert torch.equal(state.server["w"], state.server["model"])
+    for cohort in COHORTS:
+        sent = state.server["w"]
+        machine.round(state, cohort)
+        delta = state.clients.last[cohort].mean(0) - sent
+        close(state.server["w"] - state.server["model"], -0.1 * delta / delta.norm())
+        assert torch.equal(machine.federation.models(state)["cloud"], state.server["model"])
+
+
+def test_fedacgs_model_is_the_mean_upload_and_the_model_sent_is_ahead_of_it():
+    machine = simulation("fedacg", {"mu": 0.3, "server_momentum": 0.6})
+    state = machine.start()
+    for cohort in COHORTS:
+        before = state.server["model"]
+        machine.round(state, cohort)
+        close(state.server["model"], state.clients.last[cohort].mean(0))
+        close(state.server["w"], state.server["model"] + 0.6 * (state.server["model"] - before))
+
+
+def test_fedlesams_clients_ascend_from_their_second_time_on():
+    """Cohorts {0, 2, 5} and {1, 2, 3, 4}: in the second round only client 2 has been sent a model before."""
+    plain = play(simulation(PlainFedAvg()), COHORTS[:2])[0].clients.last
+    for last_round, ascend in ((False, {2}), (True, {1, 2, 3, 4})):
+        found = play(simulation(FedLESAM(rho=0.2, last_round=last_round)), COHORTS[:2])[0].clients.last
+        assert set(((found - plain).norm(dim=-1) > 1e-3).nonzero().flatten().tolist()) == ascend
+
+
+def test_fedsmoos_ascents():
+    """Every step changes μ_k by e − s̄, with ‖e‖ = ρ; ‖s̄‖ = ρ from where ascents before a round's last one show."""
+    machine = simulation("fedsmoo", {"alpha": 0.3, "rho": 0.2}, training=replace(TRAINING, epochs=1, batch_size=100))
+    state, _ = play(machine, COHORTS[:1])
+    mu = state.clients.memory["mu"]
+    assert mu.norm(dim=-1).tolist() == pytest.approx([0.2 * (k in COHORTS[0]) for k in range(6)], rel=1e-5)
+    assert state.server["s"].norm() == 0  # of one step: m = mean (μ_k − e) = 0
+    machine.round(state, COHORTS[1])
+    assert state.server["s"].norm().item() == pytest.approx(0.2, rel=1e-5)
+
+
+def test_fedcms_direction_is_the_last_rounds_change_a_step():
+    """Clients of equal size: d = (θ − mean x_k)/(K·η)."""
+    data = samples(sizes=[12] * 6)
+    machine = simulation("fedcm", {"alpha": 0.3}, data=data)
+    state = machine.start()
+    for t, cohort in enumerate(COHORTS):
+        sent = state.server["w"]
+        machine.round(state, cohort)
+        close(state.server["d"], (sent - state.server["w"]) / (4 * TRAINING.rate(t)))
 
 
 def test_asam_with_unit_scaling_is_sam():
@@ -113,7 +239,7 @@ def test_feddc_with_gradient_states_at_zero_is_feddyn_while_the_clip_is_off():
     close(state.server["w"], play(simulation("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
 
 
-@pytest.mark.parametrize("name", ["feddyn", "feddc", "fedspeed"])
+@pytest.mark.parametrize("name", ["feddyn", "feddc", "fedspeed", "fedsmoo", "fedlesam-d", "fedgloss"])
 def test_drift_is_the_sum_of_a_clients_moves(name):
     machine = simulation(name, {"alpha": 0.3})
     state = machine.start()

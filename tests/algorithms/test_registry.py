@@ -1,5 +1,6 @@
 """The registry: names, titles, hyper-parameters with their defaults, what is averaged how."""
 
+import math
 from dataclasses import fields
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from fedman import algorithms
 from fedman.algorithms import ALGORITHMS, Local, hyperparameters
+from fedman.training.check import check_algorithm
 
 TABLE = {
     # name: title, hyper-parameters, averaged by sample counts
@@ -18,6 +20,16 @@ TABLE = {
     "feddc": ("FedDC", {"alpha": 0.01, "decayed": False}, False),
     "fedspeed": ("FedSpeed", {"alpha": 0.01, "rho": 0.1, "stale_ascent": False}, False),
     "scaffold": ("SCAFFOLD", {"decayed": False}, False),
+    "fedavgm": ("FedAvgM", {"server_momentum": 0.9, "server_lr": 1.0}, False),
+    "fedadam": ("FedAdam", {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, False),
+    "fedcm": ("FedCM", {"alpha": 0.1}, False),
+    "mofedsam": ("MoFedSAM", {"alpha": 0.1, "rho": 0.1}, False),
+    "fedgamma": ("FedGAMMA", {"decayed": True, "rho": 0.1}, False),
+    "fedsmoo": ("FedSMOO", {"alpha": 0.1, "rho": 0.1, "mu_alone": False}, False),
+    "fedlesam": ("FedLESAM", {"rho": 0.1, "last_round": False}, False),
+    "fedlesam-d": ("FedLESAM-D", {"alpha": 0.1, "rho": 0.1, "last_round": False}, False),
+    "fedacg": ("FedACG", {"mu": 1e-3, "server_momentum": 0.85}, False),
+    "fedgloss": ("FedGloSS", {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05}, False),
 }
 
 
@@ -38,10 +50,34 @@ def test_title_defaults_and_weighting(name):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_hyperparameter_has_a_description(name):
+def test_every_hyperparameter_has_a_description_and_bounds(name):
+    shares = {"server_momentum", "beta1", "beta2"} | ({"alpha"} if name in ("fedcm", "mofedsam") else set())
     for field in fields(ALGORITHMS[name]):
-        assert field.metadata["description"]
-        assert field.metadata.get("ge") == (None if isinstance(field.default, bool) else 0)
+        bounds = {"ge": 1e-16 if field.name == "tau" else 0, "le": 1 if field.name in shares else math.inf}
+        metadata = dict(field.metadata)
+        assert metadata.pop("description")
+        assert metadata == ({} if isinstance(field.default, bool) else bounds)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_returns_what_it_must(name):
+    algorithm = ALGORITHMS[name]()
+    assert check_algorithm(algorithm) is algorithm
+
+
+def test_whose_formulas_presume_sgd_and_whose_model_is_not_the_one_sent():
+    found = {name for name in TABLE if ALGORITHMS[name].presumes_sgd}
+    assert found == {"feddc", "scaffold", "fedcm", "mofedsam", "fedgamma"}
+    assert {name for name in TABLE if ALGORITHMS[name].cloud != "w"} == {"fedacg", "fedgloss"}
+
+
+def test_what_a_server_may_expect_of_an_honest_client():
+    """Weight decay beside λ, and the norm of uploads beside the model, which by default is how far the model gets."""
+    decays = {name: ALGORITHMS[name]().extra_decay(2.0) for name in TABLE}
+    alphas = {"feddyn": 0.005, "fedspeed": 0.005, "fedsmoo": 0.05, "fedlesam-d": 0.05}
+    assert decays == {name: alphas.get(name, 0.0) for name in TABLE}
+    norms = {name: ALGORITHMS[name]().upload_norm(5.0, 30) for name in TABLE}
+    assert norms == {name: 6.0 if name == "fedsmoo" else 5.0 for name in TABLE}
 
 
 @pytest.mark.parametrize("name", TABLE)

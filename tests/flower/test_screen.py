@@ -28,7 +28,7 @@ RUN = "0123456789abcdef" * 2
 ORIGIN = np.linspace(-1, 1, P, dtype=np.float32)
 EARLIER = np.ones(P, np.float32)
 ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, settings="{}", samples="{}")
-EXPECTED = Expected(ORDER, arrays=("w", "v"), figures=("loss", "penalty.relu"), theta=ORIGIN, bound=10.0)
+EXPECTED = Expected(ORDER, arrays=("w", "v"), figures=("loss", "penalty.relu"), theta=ORIGIN, bound=10.0, norm=10.0)
 
 
 def reply(w: object = None, /, **changed: object) -> Message:
@@ -181,6 +181,19 @@ def test_the_bound_is_the_last_distance_that_passes():
         else:
             with pytest.raises(Refused, match="w: lies 4 from"):
                 screen(reply(w), expected)
+
+
+def test_other_arrays_have_a_bound_of_their_own():
+    """‖m‖ = 3, whatever the bound on the model's distance."""
+    m = np.eye(P, dtype=np.float32)[0] * 3
+    answer = reply(upload=ArrayRecord({"w": Array(ORIGIN), "m": Array(m)}))
+    expected = replace(EXPECTED, arrays=("w", "m"), bound=1.0, last="")
+    assert np.array_equal(screen(answer, replace(expected, norm=3.0)).arrays["m"], m)
+    for norm in (np.nextafter(3.0, 0), 0.0):
+        with pytest.raises(Refused, match=r"m: lies 3 from where it started; (3|0) is the most it can be"):
+            screen(answer, replace(expected, norm=norm))
+    with pytest.raises(Refused, match="m: lies 3"):
+        screen(answer, expected)
 
 
 def test_a_huge_claim_allocates_nothing():

@@ -84,6 +84,13 @@ class Algorithm(ABC):
         """
         return 0.0
 
+    def upload_norm(self, reach: float, steps: int) -> float:
+        """The largest norm of what an honest client uploads beside its model, after `steps` local steps in all rounds.
+
+        `reach` is how far its model can get in a round.
+        """
+        return reach
+
 
 Scratch = tuple["Tensor", State]
 """A step's result where something other than w is carried on: (w, the algorithm's `scratch` vectors)."""

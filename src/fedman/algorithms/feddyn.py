@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedman.algorithms.base import Algorithm, Grad, Local, Scratch, State
 from fedman.algorithms.steps import descend
@@ -22,8 +22,8 @@ class FedDyn(Algorithm):
     """
 
     title = "FedDyn"
-    server = ("w", "h")
-    client = ("h",)
+    server: ClassVar[tuple[str, ...]] = ("w", "h")
+    client: ClassVar[tuple[str, ...]] = ("h",)
 
     alpha: float = hyperparameter(0.01, "α, weight of the quadratic term")
 

@@ -265,4 +265,6 @@ class FlowerBackend:
             figures=self.figures,
             theta=theta,
             bound=self.service.norm_bound or SLACK * reach,
+            norm=self.service.norm_bound
+            or SLACK * federation.algorithm.upload_norm(reach, self.steps[k] * (round.number + 1)),
         )

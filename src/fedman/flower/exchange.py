@@ -28,9 +28,9 @@ def exchange(algorithm: Algorithm) -> Exchange:
     server = defaultdict(lambda: torch.full((1,), 0.3), w=torch.full((1,), 0.3))  # holds what has been read
     uploads = []
     for kept in (0.0, 0.7):  # with two memories: what changes with the memory must come from the client
-        memory = {name: torch.full((1, 1), kept) for name in algorithm.client}
-        memory |= algorithm.begin(server, memory, _HP)
-        memory |= {name: torch.full((1, 1), kept) for name in algorithm.scratch}
+        names = (*algorithm.client, *algorithm.scratch)
+        vectors = {name: torch.full((1, 1), kept * i) for i, name in enumerate(names, 1)}  # so do differences
+        memory = {**algorithm.begin(server, {name: vectors[name] for name in algorithm.client}, _HP), **vectors}
         algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, memory, _HP)
         uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, _HP)[1])
     down = tuple(name for name in algorithm.server if name in server)

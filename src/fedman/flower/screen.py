@@ -59,7 +59,8 @@ class Expected:
     arrays: tuple[str, ...]  # the names in the upload
     figures: tuple[str, ...]
     theta: np.ndarray  # [P], the model that was sent: arrays have its shape and dtype
-    bound: float  # on the distance of the client's model from θ, and on the norm of every other array
+    bound: float  # on the distance of the client's model from θ
+    norm: float  # the largest norm of every other array
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def screen(answer: Message, expected: Expected) -> Reply:
     figures = _read_figures(content, expected.figures)
     moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items()}
     for name, far in moved.items():
-        if far > expected.bound:
-            raise Refused(f"{name}: lies {far:.3g} from where it started; {expected.bound:.3g} is the most it can be")
+        most = expected.bound if name == "w" else expected.norm
+        if far > most:
+            raise Refused(f"{name}: lies {far:.3g} from where it started; {most:.3g} is the most it can be")
     return Reply(arrays, figures, moved["w"])
 
 
