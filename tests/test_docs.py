@@ -68,32 +68,32 @@ def test_the_algorithm_of_the_page_runs_by_the_printed_command(own_algorithm):
     done = subprocess.run(words, cwd=own_algorithm, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     summary = json.loads((own_algorithm / "out/summary.json").read_text())
-    assert (summary["method"], summary["config"]["algorithm"]) == ("FedPolyak", "fedpolyak:FedPolyak")
+    assert (summary["method"], summary["config"]["algorithm"]) == ("FedAvgM", "fedavgm:FedAvgM")
     assert (summary["config"]["beta"], summary["config"]["rounds"]) == (0.9, 2)
     again = subprocess.run([*words[:4], "run", "--out", "out", "--resume"], cwd=own_algorithm, capture_output=True)
     assert again.returncode == 0, again.stderr
 
 
 def test_the_algorithm_of_the_page_is_right(own_algorithm, monkeypatch):
-    """Without a memory it is FedAvg; with one the models differ. By name or as an instance, as the page has it."""
+    """Without momentum it is FedAvg; with it the models differ. By name or as an instance, as the page has it."""
     import fedman
 
     monkeypatch.chdir(own_algorithm)
     monkeypatch.syspath_prepend(own_algorithm)
-    FedPolyak = importlib.import_module("fedpolyak").FedPolyak
-    assert "`fedman.run(algorithm=FedPolyak(beta=0.9))`" in ALGORITHMS_PAGE
+    FedAvgM = importlib.import_module("fedavgm").FedAvgM
+    assert "`fedman.run(algorithm=FedAvgM(beta=0.9))`" in ALGORITHMS_PAGE
     keys = {"clients": 4, "participation": 0.5, "rounds": 3, "epochs": 1}
     plain = fedman.run(**keys).models["cloud"]
     for beta, same in ((0.0, True), (0.9, False)):
-        w = fedman.run(algorithm="fedpolyak:FedPolyak", beta=beta, **keys).models["cloud"]
+        w = fedman.run(algorithm="fedavgm:FedAvgM", beta=beta, **keys).models["cloud"]
         assert all(w[name].allclose(plain[name], atol=1e-5) for name in plain) is same
-    given = fedman.run(algorithm=FedPolyak(beta=0.9), **keys).models["cloud"]
+    given = fedman.run(algorithm=FedAvgM(beta=0.9), **keys).models["cloud"]
     assert all(given[name].equal(w[name]) for name in w)
 
 
 def test_the_page_says_how_long_its_algorithm_is(own_algorithm):
     """Lines that are not empty."""
-    lines = [line for line in (own_algorithm / "fedpolyak.py").read_text().splitlines() if line]
+    lines = [line for line in (own_algorithm / "fedavgm.py").read_text().splitlines() if line]
     assert f"in {len(lines)} lines" in ALGORITHMS_PAGE
 
 
