@@ -355,7 +355,7 @@ BAD = [
     ({"task": MeanLoss()}, "task: MeanLoss's loss has shape () for 2 samples; one number a sample is wanted"),
     ({"task": OtherHeadline()}, "task: the headline 'f1' is not one of OtherHeadline's figures: accuracy"),
     ({"task": NoHeadline()}, "task: tests.test_api:NoHeadline does not define headline, higher_is_better"),
-    ({"task": ReservedScore()}, "task: a score cannot be called seconds"),
+    ({"task": ReservedScore()}, "task: a figure cannot be called seconds"),
     ({"task": fedman.Regression()}, "targets are int64; regression needs floating-point numbers"),
     ({"task": fedman.LanguageModel()}, "must both be ids [n, T]"),
     ({"dataset": NUMBERS}, "classification needs a whole number, the class; name another task"),

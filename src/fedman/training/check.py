@@ -13,8 +13,12 @@ from fedman.errors import UserError
 from fedman.tasks import Task
 from fedman.training.batches import Samples
 
-RESERVED = ("loss", "round", "cohort", "quarantined", "lr", "penalty", "test_loss", "seconds", "clients")
-"""Names in the records that a score cannot have."""
+RESERVED = frozenset(
+    "round cohort quarantined lr loss penalty test_loss seconds clients extended_from refused restarted attempts bytes_down "
+    "bytes_up config method headline lower_is_better rounds_to_target device precision version torch stacked extended curve "
+    "diverged".split()
+)
+"""Names in records and summaries that a figure of a task cannot have."""
 
 
 def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> None:
@@ -45,9 +49,9 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         if not isinstance(value, Tensor) or value.shape != (len(x),):
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"task: {kind}'s {what} has {got} for {len(x)} samples; one number a sample is wanted")
-    if taken := [name for name in scores if name in RESERVED]:
-        raise UserError(f"task: a score cannot be called {taken[0]}; choose another name")
     figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
+    if taken := [name for name in (*scores, *figures) if name in RESERVED]:
+        raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
     if task.headline not in figures:
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
 
