@@ -16,11 +16,10 @@ from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
+from fedman.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-
-    from fedman.tasks import Task
 
 
 class _Scalar:
@@ -219,9 +218,11 @@ class Headline:
 
 
 def headline_of(ending: Ending) -> Headline:
-    """What an ended run is compared by; that of one that diverged is not known, and accuracy by default."""
+    """What an ended run is compared by. Of one that diverged only fedman's own tasks are known, others count as
+    accuracy."""
     if "diverged" in ending:
-        return Headline()
+        task = TASKS.built_in.get(str(ending["config"].get("task")))
+        return Headline.of(task) if task else Headline()
     return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
 
 

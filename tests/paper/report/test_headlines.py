@@ -188,6 +188,28 @@ def test_clients_are_sorted_from_the_worst(lower, sorted_scores):
     assert table.rows == [["iid", "FedAvg", "0.5000 ± 0.1414", worst, "0.2449 ± 0.0000"]]
 
 
+def test_clients_of_another_weight_are_told_apart():
+    found = compare([own_row(0.5, zeta=z, seed=s, each=[0.4, 0.6]) for z, s in ((0, 0), (0.1, 0), (0.1, 1), (0.3, 0))])
+    table = tables.clients(found)
+    assert [line[1:3] for line in table.rows] == [["FedAvg", ""], ["FedAvg+MAN", ""], ["FedAvg+MAN", "ζ=0.3"]]
+
+
+def test_runs_that_diverged_alone_have_the_headline_of_their_task():
+    (data,) = comparisons(series([own_row(math.nan)]))
+    assert (data.headline.name, data.headline.lower_is_better) == ("rmse", True)
+
+
+def test_the_median_gain_of_several_data_sets():
+    """Of percentages; the first data set has no pair."""
+    rows = [row(90.0, dataset="digits", zeta=0), *pair(40.0, 52.0)]
+    found = comparisons(series(rows))
+    assert ("+12.00", "points, the median gain") in narrative.tiles(found[::-1])
+    other = [own_row(v, zeta=z, dataset=d) for d in "ab" for z, v in ((0, 0.5), (0.1, 0.4))]
+    tiles = narrative.tiles(comparisons(series(other)))
+    assert ("2 of 2", "pairs in which MAN gains") in tiles
+    assert not any("median" in what for _, what in tiles), "their units may differ"
+
+
 def test_many_clients_are_drawn_by_a_hundred_points():
     values = [float(i) for i in range(1000)]
     (picture,) = curves.clients(compare([own_row(0.5, headline="score", lower=False, each=values)]))

@@ -110,6 +110,11 @@ class Comparison:
         return slug(self.dataset) + ("" if self.alone else f"-by-{slug(self.headline.name)}")
 
     @property
+    def figures_name(self) -> str:
+        """For the files of its main table."""
+        return f"{self.name}-{'' if self.headline == Headline() else 'test-'}{slug(self.headline.name)}"
+
+    @property
     def in_paper(self) -> bool:
         """Whether the paper has a table for this data set."""
         return self.dataset in paper.TABLES and self.headline == Headline()
@@ -190,12 +195,12 @@ class Comparison:
     def variants(self) -> list[tuple[str, Series, Cell | None]]:
         """Series outside the table and the ζ studies: what is changed in each, and the cell it is a variant of."""
         studied = [s for study in self.zeta_studies() for s in study]
-        made = []
-        for s in self.others:
-            if s not in studied:
-                zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zetas.get(s.penalty)) else ""
-                made.append((", ".join(filter(None, (s.variant, zeta))), s, self.cell(s, s.penalty)))
-        return made
+        return [(self.changes(s), s, self.cell(s, s.penalty)) for s in self.others if s not in studied]
+
+    def changes(self, s: Series) -> str:
+        """What is not usual in a series."""
+        zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zetas.get(s.penalty)) else ""
+        return ", ".join(filter(None, (s.variant, zeta)))
 
 
 def comparisons(all_series: Iterable[Series]) -> list[Comparison]:

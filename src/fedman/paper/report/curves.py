@@ -27,12 +27,12 @@ def overview(data: Comparison) -> list[Picture]:
     span = [v for c in data.cells for v in (c.series.mean, c.target.accuracy if c.target else c.series.mean)]
     span = [v for v in span if np.isfinite(v)]
     rows = _overview_rows(data)
-    labels = [method_title(a, p if len(data.penalties) > 1 else "") for a, p in rows]
-    margin = 1.5 if data.headline.unit else 0.08 * (max(span) - min(span)) or 1.0 if span else 0.0
+    labels = [_shortened(method_title(a, p if len(data.penalties) > 1 else "")) for a, p in rows]
+    left = 0.17 + 0.012 * max(0, max(map(len, labels), default=0) - 8)  # the names of fedman's algorithms are that long
     pictures = []
     for partition in data.partitions if span else []:
+        margin = 1.5 if data.headline.unit else 0.08 * (max(span) - min(span)) or 1.0
         figure, axes = panel(height=0.85 + 0.36 * len(rows))
-        left = 0.17 + 0.012 * max(0, max(map(len, labels)) - 8)  # names of built-in algorithms are that long
         axes.set_position((left, axes.get_position().y0, 0.97 - left, axes.get_position().height))
         points = []
         for row, (algorithm, penalty) in enumerate(rows):
@@ -55,6 +55,10 @@ def overview(data: Comparison) -> list[Picture]:
         name = f"{data.name}-{slug(partition)}-overview"
         pictures.append(finish(name, title, figure, {"points": points}))
     return pictures
+
+
+def _shortened(label: str, length: int = 32) -> str:
+    return label if len(label) <= length else f"{label[: length - 1]}…"
 
 
 def _overview_rows(data: Comparison) -> list[tuple[str, str]]:
@@ -197,8 +201,9 @@ def sensitivity(data: Comparison) -> list[Picture]:
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")
         points = [(z, m, f"ζ = {z:g}: {data.headline.shown(m)}") for z, m in zip(zetas, means, strict=True)]
-        method = slug(first.algorithm), *(slug(penalised[0].penalty) for _ in range(penalised[0].penalty != MAN))
-        name = "-".join((data.name, slug(first.partition), *method, "zeta"))
+        penalty = penalised[0].penalty
+        method = first.algorithm if penalty == MAN else f"{first.algorithm}-{penalty}"
+        name = f"{data.name}-{slug(first.partition)}-{slug(method)}-zeta"
         title = f"{data.title}: {data.headline.name} against ζ"
         pictures.append(finish(name, title, figure, {"points": points}))
     return pictures

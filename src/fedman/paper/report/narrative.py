@@ -119,12 +119,12 @@ def tiles(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
 
 def _median_gain(headline: Headline, comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """The median over data sets, whose unit must be one: percent, or that of one data set."""
-    gains = [pair.gain for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]
-    if not gains or not (headline.unit or len(comparisons) == 1):
+    pairs = [pair for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]
+    if not pairs or not (headline.unit or len(comparisons) == 1):
         return []
     what = "points, the median gain" if headline.unit else f"the median gain in {headline.name}"
-    typical = comparisons[0].pairs[0].plain.series.mean
-    return [(difference(headline, float(np.median(gains)), typical), what)]
+    median = float(np.median([pair.gain for pair in pairs]))
+    return [(difference(headline, median, pairs[0].plain.series.mean), what)]
 
 
 def _measured(data: Comparison) -> str:

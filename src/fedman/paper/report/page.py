@@ -94,7 +94,8 @@ def compose(found: Sources) -> Report:
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
     shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
-    colours = COLOURS | {key(each.algorithm): tones(each.algorithm) for each in known}
+    colours = {key(each.algorithm): tones(each.algorithm) for each in known}
+    colours = COLOURS | {name: pair for name, pair in colours.items() if name not in COLOURS}
     return Report(title, lead, narrative.tiles(compared), shown, extra, colours)
 
 

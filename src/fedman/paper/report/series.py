@@ -209,14 +209,14 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
 
 
 def _headlines(rows: Sequence[ResultRow]) -> list[Headline]:
-    """What each run is compared by; one that diverged by what others of its task, or on its data, are."""
+    """What each run is compared by; one that diverged by what others of its task are, on its data or elsewhere."""
     known: dict[tuple[object, ...], Headline] = {}
     for row in rows:
         if "diverged" not in row:
             for key in _kinds(row):
                 known.setdefault(key, headline_of(row))
     return [
-        next((known[key] for key in _kinds(row) if key in known), Headline()) if "diverged" in row else headline_of(row)
+        next((known[key] for key in _kinds(row) if key in known and "diverged" in row), headline_of(row))
         for row in rows
     ]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, Pair, headers_swapped, printed
-from fedman.paper.report.series import Series, first_at_target, method_title, slug
+from fedman.paper.report.series import Series, first_at_target, method_title
 from fedman.paper.targets import Target
 from fedman.runs.records import Headline
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
@@ -69,9 +69,7 @@ def accuracy(data: Comparison) -> Table:
         rows.append(row)
     unit = "percent, " if data.headline.unit else ""
     note = f"{data.zeta_text}; {unit}of the mean of all clients' last models, over seeds."
-    return Table(
-        f"{data.name}-{slug(data.headline.name)}", f"{data.title}: {data.headline.name}", header, rows, note, 2
-    )
+    return Table(data.figures_name, f"{data.title}: {data.headline.name}", header, rows, note, 2)
 
 
 def headline(data: Comparison) -> Table:
@@ -193,14 +191,14 @@ def clients(data: Comparison) -> Table:
         if found := s.clients:
             form = data.headline.form(*(each["mean"] for each in found))
             figures = zip(*((c["mean"], c["worst_tenth"], c["spread"]) for c in found), strict=True)
-            rows.append([s.partition, s.method, f"{s.zeta:g}", s.variant, *(mean_std(v, form) for v in figures)])
-    header = ["partition", "method", "ζ", "changed", "mean", "worst tenth", "spread"]
+            rows.append([s.partition, s.method, data.changes(s), *(mean_std(values, form) for values in figures)])
+    header = ["partition", "method", "changed", "mean", "worst tenth", "spread"]
     note = (
         f"{data.headline.title(' on the clients’ own test samples')}. Every client counts the same. Worst tenth: the "
         "mean of that tenth of the clients, at least one. Spread: the standard deviation over clients."
     )
-    if not any(row[3] for row in rows):
-        header, rows = [*header[:3], *header[4:]], [[*row[:3], *row[4:]] for row in rows]
+    if not any(row[2] for row in rows):
+        header, rows = [header[0], header[1], *header[3:]], [[*row[:2], *row[3:]] for row in rows]
     return Table(f"{data.name}-clients", f"{data.title}: the clients", header, rows, _sentence(note), len(header) - 3)
 
 
