@@ -132,7 +132,6 @@ class Recurrent(nn.Module):
 TOKENS = np.random.default_rng(1).integers(0, 7, (60, 5))
 
 
-@pytest.mark.filterwarnings("ignore:clients are trained one after the other")
 @pytest.mark.parametrize(
     ("task", "targets", "given", "figures"),
     [

@@ -92,7 +92,6 @@ def test_own_clients(printed):
     assert mixed > natural
 
 
-@pytest.mark.filterwarnings("ignore:clients are trained one after the other")
 def test_text(printed):
     text = printed("text")
     assert "99 clients (natural)" in text

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedman.execution.choice import choose
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import unroll
 from fedman.execution.vmapped import Vmapped
@@ -52,6 +53,13 @@ def test_text_models_stacked_are_those_one_by_one(name, zeta):
         plain, stacked = (kind(*parts).gradient(W, x, y, shares, zeta) for kind in (OneByOne, Vmapped))
         for a, b in zip(stacked, plain, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_on_a_cpu_clients_with_recurrent_layers_take_turns():
+    ids = torch.zeros(2, 7, dtype=torch.int64)
+    for name, kind in (("lstm", OneByOne), ("transformer", Vmapped)):
+        parts = build(name, (7,), 5), LanguageModel(), MAN(), "fp32"
+        assert type(choose(*parts, torch.device("cpu"), 8, (ids, ids), ())) is kind
 
 
 def test_what_cannot_be_stacked_says_so():

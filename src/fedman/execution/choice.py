@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedman.execution.base import Execution
 from fedman.execution.one_by_one import OneByOne
+from fedman.execution.recurrent import is_recurrent
 from fedman.execution.stacked_kernels import StackedKernels
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
@@ -27,14 +28,15 @@ def choose(
     shape: tuple[int, ...],
 ) -> Execution:
     """The fastest execution for chunks of `chunk` clients: the GPU kernels where they serve the model, vmap for
-    several clients at once, the plain module for one and for what vmap cannot do.
+    several clients at once, the plain module for one and for what vmap cannot do. On a CPU PyTorch's own recurrent
+    layers, one client after the other, take a third of the time of stacked ones.
 
     `example` is a small batch of inputs and targets on the device; `shape` is that of a stored image as the model sees
     it, and () for other samples.
     """
     if shape and StackedKernels.supports(model, task, penalty, precision, shape, device):
         return StackedKernels(model, task, penalty, precision, shape, device)
-    if chunk > 1:
+    if chunk > 1 and not (device.type == "cpu" and is_recurrent(model)):
         stacked = Vmapped(model, task, penalty, precision)
         problem = _refused(stacked, example)
         if problem is None:

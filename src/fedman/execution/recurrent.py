@@ -16,6 +16,11 @@ from torch import Tensor, nn
 States = tuple[Tensor, ...]
 
 
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether the model has an LSTM, GRU or RNN."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
+
+
 def unroll(model: nn.Module) -> nn.Module:
     """`model`, whose recurrent layers are from now on computed step by step, with the same parameters and results."""
     for module in model.modules():
