@@ -67,7 +67,8 @@ def serve(
         store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
         keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
         sizes = federation.samples.sizes(range(config.clients))
-        roster = Roster(grid, sizes, service.sizes is not None, stop, keys, store.keys)
+        bound = store.keys if service.bind_keys else {}
+        roster = Roster(grid, sizes, service.sizes is not None, stop, keys, bound)
         task = json.dumps(asdict(Task(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)))
         backend = FlowerBackend(
             federation, store, roster, service, settings=_settings(config, service), task=task, layers=_layers(built)
