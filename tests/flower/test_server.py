@@ -316,7 +316,10 @@ def test_a_second_node_of_a_client_is_refused_and_named_for_good(tmp_path):
 
 
 def test_without_binding_another_node_may_take_a_number(tmp_path):
-    """For federations on one machine: a node without a key of its own has another one after every start."""
+    """For federations on one machine: a node without a key of its own has another one after every start.
+
+    This can be decided later, too, when a run is resumed.
+    """
     config = settings(algorithm="feddc", participation=1)
     grid = LocalGrid.of(5, tmp_path / "memory")
 
@@ -326,7 +329,17 @@ def test_without_binding_another_node_may_take_a_number(tmp_path):
         return reply
 
     grid.alter = train_only(restart)
-    there = play(config, tmp_path, grid, FAST.model_copy(update={"bind_keys": False}))
+    there = play(config, tmp_path / "open", grid, FAST.model_copy(update={"bind_keys": False}))
+    assert same(there, experiment.run(config, device="cpu"))
+
+    grid.alter = train_only(lambda order, reply: reply if about(order)[0] < 2 else None)
+    with pytest.raises(TooFew):
+        play(config, tmp_path / "bound", grid)
+    others = LocalGrid.of(5, tmp_path / "memory")
+    others.nodes = {node + 500: config for node, config in others.nodes.items()}
+    with pytest.raises(TooFew, match="0 good replies from a cohort of 5"):
+        play(config, tmp_path / "bound", others, resume=True)
+    there = play(config, tmp_path / "bound", others, FAST.model_copy(update={"bind_keys": False}), resume=True)
     assert same(there, experiment.run(config, device="cpu"))
 
 

@@ -198,7 +198,7 @@ class FlowerBackend:
         """The answers of these clients, and the keys of the nodes that were asked.
 
         A client whose node is not known yet is asked as soon as it is; the round does not wait for nodes that are none
-        of its clients, nor for new nodes after `QUERY_TIMEOUT`.
+        of its clients, nor for ever for new ones: time enough for one to answer, and for the one whose place it takes.
         """
         roster, timeout, start = self.roster, self.service.round_timeout, time.monotonic()
         nbytes = next(iter(expected.values())).theta.nbytes
@@ -222,7 +222,7 @@ class FlowerBackend:
                 ends |= dict.fromkeys(found, time.monotonic() + timeout)
             answers |= pending.arrived()
             now = time.monotonic()
-            hope = len(keys) < len(expected) and roster.hopeful and now < start + QUERY_TIMEOUT
+            hope = len(keys) < len(expected) and roster.hopeful and now < start + 2 * QUERY_TIMEOUT
             if not hope and all(now >= ends[k] for k in pending.waiting):
                 return answers, keys
             time.sleep(POLL_INTERVAL)

@@ -67,7 +67,8 @@ def serve(
         store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
         keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
         sizes = federation.samples.sizes(range(config.clients))
-        roster = Roster(grid, sizes, service.sizes is not None, stop, keys, store.keys)
+        bound = store.keys if service.bind_keys else {}
+        roster = Roster(grid, sizes, service.sizes is not None, stop, keys, bound)
         kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
         backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
