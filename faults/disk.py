@@ -23,6 +23,7 @@ from faults.runs import (
     finish,
     on_operations,
     refusal,
+    resumed,
     rounds_done,
     start,
     tail,
@@ -59,7 +60,7 @@ def no_space(tally: Tally, scratch: Path, whole: dict[str, str], small: bool) ->
             time.sleep(0.01)
         if code == 0:
             continue  # it all fitted
-        problem = refusal(code, log, "cannot be written: ") or complete([*WORDS, "--out", str(out), "--resume"], log)
+        problem = refusal(code, log, "cannot be written: ") or complete(resumed([*WORDS, "--out", str(out)], out), log)
         tally.check(
             "no space in the middle of a write: one line, then resumed to the same", problem or different(out, whole)
         )
@@ -85,7 +86,8 @@ mount -t tmpfs -o size=$1 none "$2" && folder=$2 && python=$3 && shift 3 || exit
 fedman() { "$python" -c 'from fedman.cli.commands import main; main()' "$@"; }
 fedman "$@"; code=$?
 mount -o remount,size=100m "$folder" || exit 77
-fedman "$@" --resume && cp -r "$folder/run" "$folder.copy" && exit $code
+resume=; [ -e "$folder/run/config.toml" ] && resume=--resume
+fedman "$@" $resume && cp -r "$folder/run" "$folder.copy" && exit $code
 """
 
 

@@ -74,6 +74,11 @@ def complete(words: list[str], log: Path) -> str | None:
     return None if code == 0 else f"exit {code}: {tail(log)}"
 
 
+def resumed(words: list[str], out: Path) -> list[str]:
+    """The command that goes on with a run, or starts it if it was killed before it had begun."""
+    return [*words, "--resume"] if (out / "config.toml").exists() else words
+
+
 def end(process: ForkServerProcess, how: signal.Signals) -> int:
     """Send a signal; the exit code."""
     if process.pid is not None and process.is_alive():

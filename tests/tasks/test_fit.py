@@ -214,4 +214,4 @@ def test_no_figure_can_have_the_name_of_something_else_in_a_record():
     from fedman.training.check import RESERVED
 
     names = {name for kind in (RoundRecord, Summary, Divergence) for name in kind.__annotations__}
-    assert names - RESERVED == {"accuracy"}
+    assert names - set(RESERVED) == {"accuracy"}

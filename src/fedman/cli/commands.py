@@ -8,7 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -236,7 +236,8 @@ def main(arguments: list[str] | None = None) -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
+            with suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
     try:
         app(arguments)
     except UserError as error:

@@ -13,13 +13,11 @@ from fedman.errors import UserError
 from fedman.tasks import Task
 from fedman.training.batches import Samples
 
-RESERVED = frozenset(
-    (
-        *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients"),
-        *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
-        *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "version"),
-        *("torch", "stacked", "extended", "curve", "diverged"),
-    )
+RESERVED = (
+    *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients"),
+    *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
+    *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "version"),
+    *("torch", "stacked", "extended", "curve", "diverged"),
 )
 """Names in records and summaries that a figure of a task cannot have."""
 
