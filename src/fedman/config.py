@@ -22,7 +22,7 @@ from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
-from fedman.tasks import TASKS, Task
+from fedman.tasks import TASKS, Classification, Task
 from fedman.training.settings import LrSchedule, Training
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Config(BaseModel):
     data_dir: str | None = Field(None, description="where data sets lie [$FEDMAN_DATA or ~/.cache/fedman]")
     augment: bool | None = Field(None, description="mirror and crop training images [natural images only]")
     partition: str = Field(
-        "dir0.3", description="iid, dirX (Dirichlet), pathC (C classes a client), natural, file:PATH or module:function"
+        "dir0.3",
+        description="iid, dirX (Dirichlet), pathC (C classes each), natural, file:PATH, module:function [by data]",
     )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
@@ -287,10 +288,19 @@ def _own_clients(given: Mapping[str, Any], config: Config, data: Dataset | None)
     found: dict[str, Any] = {}
     if "partition" not in given and natural_clients(source):
         found["partition"] = "natural"
+    elif "partition" not in given and not _has_labels(config, data):
+        found["partition"] = "iid"
     if "clients" not in given:
         count = partition.given_clients(found.get("partition", config.partition), source)
         found |= {"clients": count} if count else {}
     return found
+
+
+def _has_labels(config: Config, data: Dataset | None) -> bool:
+    """Whether targets are class labels, which the default partition splits; of files not yet read, as the task says."""
+    if data is not None:
+        return data.y_train.ndim == 1 and data.y_train.dtype.kind in "iu"
+    return config.dataset in SPECS or issubclass(TASKS[config.task], Classification)
 
 
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:

@@ -218,7 +218,9 @@ def test_a_cell_under_vmap() -> None:
     close(vmap(term)(weights, x), torch.stack(each))
 
 
-@pytest.mark.parametrize("activation", [F.relu, F.gelu, "gelu", nn.GELU(), nn.Tanh()], ids=str)
+@pytest.mark.parametrize(
+    "activation", [F.relu, F.gelu, "gelu", nn.GELU(), nn.Tanh()], ids=["relu", "gelu", "word", "GELU", "Tanh"]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_transformer_counts_its_feed_forward_activations(activation: Any, training: bool) -> None:
     """One term a layer and the output, in training and in evaluation, where PyTorch has a fused fast path."""

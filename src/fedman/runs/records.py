@@ -233,7 +233,7 @@ def headline_of(ending: Ending) -> Headline:
 
 def figures(record: RoundRecord | Ending) -> dict[str, dict[str, float]]:
     """All figures of the task in a record or a summary, the headline first, and of each model evaluated the value."""
-    fields = {*RoundRecord.__annotations__, *Summary.__annotations__} - {"accuracy"}
+    fields = {*RoundRecord.__annotations__, *Summary.__annotations__, "man"} - {"accuracy"}  # `penalty` was `man` once
     return {
         name: cast(dict[str, float], value)
         for name, value in record.items()
