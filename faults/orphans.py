@@ -45,11 +45,11 @@ def run(tally: Tally, scratch: Path, small: bool) -> None:
                 process.send_signal(how)
             gone(tally, f"every command ended by {how.name}: all processes", pids, SOON)
     with federation(scratch / "apps") as stage:
-        number = at_work(stage, 5)
+        at_work(stage, 10)
         stage.deployment.kill_apps("superlink")
         apps = [pid for k in range(CLIENTS) for pid in tree(stage, f"node{k}-superexec")[3:]]
         gone(tally, "ServerApp killed: the clients' apps, after their work", apps, SOON)
-        number = at_work(stage, 5)
+        number = at_work(stage, 10)
         stage.deployment.flwr("stop", number, "here")
         apps = [pid for name in stage.deployment.processes for pid in tree(stage, name)[3:] if "superexec" in name]
         gone(tally, "flwr stop: all apps", apps, SOON)
@@ -60,10 +60,11 @@ def at_work(stage: Stage, seconds: float = 300) -> str:
     for k in range(CLIENTS):
         stage.tell(k, f"sleep {seconds}")
     number, _ = stage.submit("algorithm=feddc rounds=3 round_timeout=300")
-    end = time.monotonic() + 120
-    while any(len(tree(stage, f"node{k}-superexec")) < 4 for k in range(CLIENTS)) and time.monotonic() < end:
-        time.sleep(0.2)  # a SuperExec has a resource tracker, the server that forks, and the app
-    time.sleep(2)
+    end, idle = time.monotonic() + 120, time.monotonic()
+    while time.monotonic() < min(end, idle + 3):  # queries are answered in less than three seconds
+        if any(len(tree(stage, f"node{k}-superexec")) < 4 for k in range(CLIENTS)):
+            idle = time.monotonic()  # a SuperExec has a resource tracker, the server that forks, and the app
+        time.sleep(0.2)
     return number
 
 
