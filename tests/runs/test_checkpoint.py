@@ -15,6 +15,7 @@ from faults.runs import fingerprint
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.runs import checkpoint, experiment
+from fedman.runs.checksums import digest
 from fedman.runs.folder import RunFolder
 
 KEYS = {
@@ -162,6 +163,18 @@ def test_a_changed_record_or_configuration_is_noticed_before_the_run_goes_on(sto
     config.write_text(before.replace("clients = 8", "clients = 9"))
     with pytest.raises(UserError, match=r"config\.toml: damaged"):
         RunFolder(stopped).read_config()
+
+
+@pytest.mark.parametrize("seen", [[8], [-1], [10**9]])
+def test_clients_that_there_are_not_are_refused(stopped, seen):
+    """Even if the hash agrees."""
+    path = newest(stopped, "json")
+    about = json.loads(path.read_text()) | {"seen": seen}
+    path.write_text(json.dumps(about | {"sha256": digest(about)}))
+    with pytest.raises(
+        UserError, match=r"round-000003\.json: from another configuration; it names clients beyond the 8"
+    ):
+        resumed(stopped)
 
 
 def test_another_module_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import fedman
 from fedman.errors import UserError
 from fedman.runs import folder as folder_module
+from fedman.runs import manifest
 from fedman.runs.folder import SUMMARY as FILE
 from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
@@ -70,6 +71,16 @@ def test_what_a_killed_process_staged_is_cleared(tmp_path):
     fedman.run(**{**SMALL, "rounds": 1}, keep_state=False, out=tmp_path, resume=True)
     written = {".lock", "config.toml", "manifest.json", "model.safetensors", "rounds.jsonl", "summary.json"}
     assert {p.name for p in tmp_path.rglob("*")} == written | theirs
+
+
+def test_checkpoints_before_the_last_are_cleared_later(tmp_path):
+    """As if killed between the summary and the end."""
+    fedman.run(**{**SMALL, "rounds": 2}, out=tmp_path)
+    names = {"round-000002.json", "round-000002.safetensors"}
+    for end in ("json", "safetensors"):
+        (tmp_path / "checkpoint" / f"round-000001.{end}").touch()
+    fedman.run(**{**SMALL, "rounds": 2}, out=tmp_path, resume=True)
+    assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == names
 
 
 def test_every_file_of_a_run_has_the_usual_mode(tmp_path):
@@ -274,6 +285,13 @@ def test_every_damaged_file_of_a_finished_run_is_named(tmp_path, name, how):
     else:
         with pytest.raises(UserError, match=rf"^{path}: [^\n]*$"):
             folder.check()
+
+
+@pytest.mark.parametrize("name", ["../victim", "/etc/hostname", ".."])
+def test_a_manifest_lists_files_of_its_folder(finished, name):
+    manifest.write(finished.path, {name: "0" * 64})
+    with pytest.raises(UserError, match=r"manifest\.json: damaged"):
+        finished.check()
 
 
 def test_an_earlier_versions_folder_is_read(older):

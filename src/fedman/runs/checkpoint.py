@@ -95,9 +95,11 @@ def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[s
         before, now = about["config"], decisive(settings)
         if (changed := differing(before, now)) and not is_extended(before, now):
             raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+        if not {*about["seen"]} <= {*range(len(state.seen))}:
+            raise UserError(f"{path}: from another configuration; it names clients beyond the {len(state.seen)}")
         for name, v in _tensors(state, about["seen"]).items():
-            if name not in tensors or tensors[name].shape != v.shape:
-                raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)}")
+            if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (v.shape, v.dtype):
+                raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)} and {v.dtype}")
         if about["version"] != version():
             warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
         _lay_over(state, about, tensors)

@@ -166,10 +166,10 @@ class RunFolder:
             return None
         if changed := records.differing(before, now):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
-        if self.checkpoint.exists() and not settings.get("keep_state", True):
+        if self.checkpoint.exists() and "diverged" not in ending:
             from fedman.runs.checkpoint import prune
 
-            prune(self.checkpoint, 0)  # left by a process killed after its summary
+            prune(self.checkpoint, int(bool(settings.get("keep_state"))))  # left by a process killed after its summary
         return ending
 
     def read_config(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def read(folder: Path) -> dict[str, str]:
     found = records.read(_Manifest, path)
     if found["format"] != FORMAT:
         raise UserError(f"{path}: format {found['format']}, this version reads {FORMAT}")
-    if found["sha256"] != digest(found):
+    if found["sha256"] != digest(found) or any("/" in name or name == ".." for name in found["files"]):
         raise UserError(f"{path}: damaged (its checksum differs); without it, the files are read unchecked")
     return found["files"]
 
