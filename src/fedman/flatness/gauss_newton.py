@@ -56,7 +56,8 @@ class GaussNewton(Curvature[Linearised]):
 
         output = map_tensors(part, call(self.model, x))
         if not outputs:
-            raise UserError(f"model: gives a {type(output).__name__}; a tensor, or a tuple or mapping of them is needed")
+            kind = type(output).__name__
+            raise UserError(f"model: its output is a {kind}; a tensor, or a tuple or mapping of tensors, is needed")
         loss = scalar(self.loss(output, y))
         slopes = _gradient([loss], places)
         seeds = [torch.zeros_like(z).requires_grad_() for z in outputs]
