@@ -64,7 +64,8 @@ def test_the_average_on_a_quadratic_is_half_rho_squared_times_the_trace(adaptive
     found = average_sharpness(model, squared, data, rho=0.3, adaptive=adaptive, pairs=500, **DOUBLE)
     assert abs(found.value - 0.3**2 * float(a.trace()) / 2) < 4 * found.error
     assert found.error < 0.08 * found.value
-    draws = torch.randn(500, 5, generator=torch.Generator().manual_seed(0)).double() * 0.3
+    generator = torch.Generator().manual_seed(0)
+    draws = 0.3 * torch.stack([torch.randn(5, generator=generator).double() for _ in range(500)])
     by_hand = torch.einsum("ni,ij,nj->n", draws, a, draws) / 2  # ±δ cancel the gradient's part
     assert found.value == pytest.approx(float(by_hand.mean()), rel=1e-10)
     assert found.error == pytest.approx(float(by_hand.std()) / math.sqrt(500), rel=1e-10)
@@ -112,9 +113,9 @@ def test_one_sample_of_logistic_regression_is_known_exactly_and_groups_of_one_to
 def test_the_worst_case_of_a_quadratic_on_a_ball(adaptive: bool) -> None:
     model, data, a, b = quadratic(adaptive)
     for rho in (0.05, 0.5, 5.0):
-        ascent = Ascent(rho, 2, adaptive, steps=200)
+        ascent = Ascent(rho, 2, adaptive, steps=100, restarts=0)
         found = worst_case_sharpness(model, squared, data, ascent, **DOUBLE).value
-        assert found == pytest.approx(largest_on_a_ball(a, b, rho), rel=1e-6)
+        assert found == pytest.approx(largest_on_a_ball(a, b, rho), rel=1e-5)
         quick = worst_case_sharpness(model, squared, data, Ascent(rho, 2, adaptive), **DOUBLE).value
         assert 0.98 * found < quick <= found * (1 + 1e-12)
 
@@ -131,11 +132,12 @@ def test_the_worst_case_of_a_quadratic_on_a_cube_is_a_corner(adaptive: bool) -> 
 
 def test_at_a_minimum_restarts_find_the_largest_eigenvalue() -> None:
     """The gradient at the start is zero; the worst case is ½ρ² λ_max."""
-    model, (x, _) = linear(), regression()
-    data = x, x @ model.weight.detach().T
+    model, (x, y) = linear(), regression()
+    nn.init.zeros_(model.weight)
+    data = x, 0 * y
     top = float(torch.linalg.eigvalsh(x.double().T @ x.double() / len(x))[-1])
-    flat = worst_case_sharpness(model.double(), squared, data, Ascent(0.1, adaptive=False, restarts=0), **DOUBLE)
-    assert flat.value == pytest.approx(0, abs=1e-9)
+    flat = worst_case_sharpness(model, squared, data, Ascent(0.1, adaptive=False, restarts=0), **DOUBLE)
+    assert (flat.value, flat.delta.any()) == (0, False)
     found = worst_case_sharpness(model, squared, data, Ascent(0.1, adaptive=False, steps=100), **DOUBLE)
     assert found.value == pytest.approx(0.1**2 * top / 2, rel=1e-5)
 
@@ -182,7 +184,8 @@ def test_every_perturbation_of_two_numbers(adaptive: bool, p: float) -> None:
 
 @ADAPTIVE
 def test_the_average_over_two_numbers_is_the_integral(adaptive: bool) -> None:
-    x, y = regression(1)
+    x, _ = regression(1)
+    y = -x.tanh()
     scale = 0.4 * (CENTRE.abs() if adaptive else torch.ones(2, dtype=torch.float64))
     axis = torch.linspace(-7, 7, 281, dtype=torch.float64)
     weight = (-axis.square() / 2).exp()
@@ -254,7 +257,7 @@ def test_batches_seeds_blocks_and_the_callers_model() -> None:
     assert average(parameters=["4"]) < average()
     assert LossAt(model, F.cross_entropy, (x, y), limit=7).samples == 7
     assert model.training
-    assert all(torch.equal(a, b) and a.grad is None for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) and a.grad is None for a, b in zip(model.parameters(), before, strict=True))
 
 
 def test_the_loss_at_other_weights_is_that_of_a_moved_model() -> None:
@@ -265,7 +268,7 @@ def test_the_loss_at_other_weights_is_that_of_a_moved_model() -> None:
     loss = F.cross_entropy(model(x.double()), y)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
     value, gradient = loss_at.with_gradient(w)
-    assert value == loss_at(w) == pytest.approx(float(loss), rel=1e-12)
+    assert value == loss_at(w) == pytest.approx(loss.item(), rel=1e-12)
     assert torch.allclose(gradient, expected, atol=1e-12)
     assert not gradient.requires_grad
 
@@ -280,25 +283,21 @@ def test_progress() -> None:
 def test_bad_input_is_one_line() -> None:
     model, (x, y) = mlp(), rows()
     arguments = model, F.cross_entropy, (x, y)
+    broken = model, F.cross_entropy, (x * math.nan, y)
     for call, message in (
         (lambda: average_sharpness(*arguments, rho=0.0), r"rho: 0\.0 is not a positive number"),
         (lambda: average_sharpness(*arguments, rho=0.1, pairs=1), "pairs: 1, at least 2"),
         (lambda: average_sharpness(*arguments, rho=1e38), r"rho: 1e\+38; the loss at a perturbed model"),
         (lambda: average_sharpness(*arguments, rho=0.1, dtype=torch.float16), "dtype: torch.float16"),
+        (lambda: average_sharpness(*broken, rho=0.1), "loss: nan at the model itself"),
         (lambda: worst_case_sharpness(*arguments, Ascent(math.nan)), "rho: nan is not a positive number"),
         (lambda: worst_case_sharpness(*arguments, Ascent(1e38)), r"rho: 1e\+38; loss or gradient is not finite"),
-        (
-            lambda: worst_case_sharpness(model, F.cross_entropy, (x * math.nan, y), Ascent(0.1)),
-            "loss: nan at the model",
-        ),
-        (
-            lambda: worst_case_sharpness(model, lambda z, t: z, (x, y), Ascent(0.1)),
-            r"loss: of shape \(23, 3\), a scalar",
-        ),
+        (lambda: worst_case_sharpness(*broken, Ascent(0.1)), "loss: nan at the model itself"),
+        (lambda: worst_case_sharpness(model, lambda z, t: z, (x, y), Ascent(0.1)), r"loss: of shape \(23, 3\)"),
         (lambda: Ascent(0.1, 1), "p: 1; 2 and inf are allowed"),
         (lambda: Ascent(0.1, steps=0), "steps: 0, at least 1"),
         (lambda: Ascent(0.1, restarts=-1), "restarts: -1, at least 0"),
-        (lambda: m_sharpness(*arguments, Ascent(0.1), m=0), "batch_size: 0|m: 0"),
+        (lambda: m_sharpness(*arguments, Ascent(0.1), m=0), "m: 0, at least 1"),
         (lambda: m_sharpness(model, F.cross_entropy, [(x[:5], y[:5]), (x, y)], Ascent(0.1), m=9), "m: 9; .* holds 5"),
     ):
         with pytest.raises(UserError, match=message) as error:

@@ -44,6 +44,8 @@ def m_sharpness(
     >>> m_sharpness(model, lambda output, target: output.mean(), data, Ascent(rho=1.0, adaptive=False), m=1).groups
     tensor([3., 5.], dtype=torch.float64)
     """
+    if m < 1:
+        raise UserError(f"m: {m}, at least 1 is needed")
     loss_at = LossAt(model, loss, batches, batch_size=m, **options)
     count = len(loss_at.batches)
     rises, shares = torch.zeros(2, count, dtype=torch.float64)
