@@ -8,7 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, jacrev
 
 
 class Matrix:
@@ -84,6 +84,23 @@ def dense(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
     w = torch.cat([p.flatten() for p in parameters.values()])
     return torch.autograd.functional.hessian(loss, w, vectorize=True)
+
+
+def gauss_newton(model: nn.Module, x: Tensor) -> Tensor:
+    """(1/n) Σ J_iᵀ (diag p_i − p_i p_iᵀ) J_i, the Gauss-Newton matrix of the mean cross-entropy."""
+    model = copy.deepcopy(model).double().eval()
+    x = x.double() if x.is_floating_point() else x
+
+    def output(parameters: dict[str, Tensor]) -> Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return functional_call(model, parameters, (x,))
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    parts = jacrev(output)(parameters)
+    jacobian = torch.cat([parts[name].flatten(2) for name in parameters], -1)  # [n, classes, P]
+    p = output(parameters).softmax(-1)
+    bend = p.diag_embed() - p[:, :, None] * p[:, None, :]
+    return torch.einsum("nap,nab,nbq->pq", jacobian, bend, jacobian) / len(x)
 
 
 @cache

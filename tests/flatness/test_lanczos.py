@@ -64,6 +64,60 @@ def test_an_invariant_subspace_is_left_for_more() -> None:
     assert eigenpairs(Matrix(torch.tensor([[2.0]])), 1).values.tolist() == [2]
 
 
+TAIL = torch.linspace(3, 0, 60, dtype=torch.float64)
+REPEATED = {
+    "threefold": torch.cat([torch.tensor([5.0, 5, 5, 4]), TAIL]),
+    "few distinct": torch.tensor([5.0, 5, 5, 4, 4, 4, 4] + 93 * [0.0]),
+    "all twofold": (6 * torch.arange(1, 51) ** -0.8).outer(torch.tensor([1.0, 1, -1, -1])).flatten(),
+    "both ends": torch.cat([torch.tensor([5.0, 5, 5, 4]), TAIL / 3, torch.tensor([-6.0, -6, -6])]),
+    "one": torch.ones(30),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("ends", ["top", "both"])
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-9])
+def test_repeated_eigenvalues_are_found_by_multiplicity(name: str, ends: str, tol: float) -> None:
+    values = REPEATED[name].double().sort(descending=True).values
+    generator = torch.Generator().manual_seed(1)
+    basis = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))[0]
+    expected = values[:4] if ends == "top" else torch.cat([values[:4], values[-4:]])
+    for seed, dtype in ((0, torch.float64), (1, torch.float64), (2, torch.float32)):
+        if dtype == torch.float32 and tol < 1e-6:
+            continue
+        operator = Matrix((basis @ values.diag() @ basis.T).to(dtype))
+        pairs = eigenpairs(operator, 4, ends=ends, tol=tol, seed=seed)
+        assert (pairs.values - expected).abs().max() <= 2 * max(tol, 1e-6) * values.abs().max()
+        assert pairs.converged.all()
+        assert pairs.products == operator.products
+        assert pairs.check(operator).max() <= 1.5 * max(tol, 1e-6) * values.abs().max()
+        gram = pairs.vectors @ pairs.vectors.T
+        assert torch.allclose(gram, torch.eye(len(gram), dtype=dtype), atol=1e-5)
+
+
+def test_nothing_is_called_converged_before_copies_are_excluded() -> None:
+    """The recurrence alone gives 5, 5, 4, 3 with small residuals; only the first can be trusted without more."""
+    matrix = REPEATED["threefold"].double().diag()
+    alone = eigenpairs(Matrix(matrix), 4, max_steps=39)
+    assert torch.allclose(alone.values, torch.tensor([5.0, 5, 4, 3], dtype=torch.float64), atol=1e-3)
+    assert alone.residuals.max() <= 5e-4
+    assert alone.converged.tolist() == [True, False, False, False]
+    both = eigenpairs(Matrix(matrix), 2, ends="both", max_steps=39)
+    assert both.residuals.max() <= 5e-4
+    assert both.converged.tolist() == [True, False, False, True]
+    enough = eigenpairs(Matrix(matrix), 4, max_steps=200)
+    assert torch.allclose(enough.values, matrix.diagonal()[:4], atol=1e-6)
+    assert enough.converged.all()
+    assert enough.products <= 200
+
+
+def test_a_single_eigenvalue_needs_no_search_for_copies() -> None:
+    for ends in ("top", "both"):
+        pairs = eigenpairs(Matrix(REPEATED["threefold"].double().diag()), 1, ends=ends)
+        assert pairs.products == pairs.lanczos.steps
+        assert pairs.converged.all()
+
+
 def test_single_precision_keeps_an_orthonormal_basis() -> None:
     matrix = random_symmetric(400, 3, decay=0.7)
     pairs = eigenpairs(Matrix(matrix.float()), 20)
@@ -81,9 +135,9 @@ def test_progress_counts_products() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"k": 0}, "k: 0 eigenvalues of a 9x9 Hessian; 1 to 9"),
-        ({"k": 10}, "k: 10 eigenvalues of a 9x9 Hessian; 1 to 9"),
-        ({"k": 5, "ends": "both"}, "k: 5 eigenvalues of a 9x9 Hessian; 1 to 4"),
+        ({"k": 0}, "k: 0 eigenvalues of a 9x9 matrix; 1 to 9"),
+        ({"k": 10}, "k: 10 eigenvalues of a 9x9 matrix; 1 to 9"),
+        ({"k": 5, "ends": "both"}, "k: 5 eigenvalues of a 9x9 matrix; 1 to 4"),
         ({"k": 1, "ends": "middle"}, "ends: 'middle'"),
         ({"k": 4, "max_steps": 3}, "max_steps: 3"),
     ],

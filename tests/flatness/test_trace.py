@@ -69,7 +69,7 @@ def test_a_lanczos_basis_is_a_sketch_for_nothing() -> None:
     operator = Matrix(random_symmetric(300, 0, 1.5))
     found = eigenpairs(operator, 10)
     rows = found.lanczos.basis()
-    assert len(rows) == found.products
+    assert len(rows) == found.lanczos.steps
     assert torch.allclose(rows @ rows.T, torch.eye(len(rows), dtype=torch.float64), atol=1e-12)
     assert float((rows @ operator.matrix @ rows.T).trace()) == pytest.approx(sum(found.lanczos.alpha), rel=1e-12)
     before = operator.products
@@ -89,10 +89,38 @@ def test_a_diagonal_matrix_is_exact_after_the_least_number_of_probes() -> None:
 
 @pytest.mark.parametrize(
     ("confidence", "freedom", "expected"),
-    [(0.95, 10, 2.2281), (0.99, 7, 3.4995), (0.99, 15, 2.9467), (0.99, 60, 2.6603), (0.95, 1000, 1.9623)],
-)
+    [(0.99, 1, 63.6567), (0.95, 1, 12.7062), (0.99, 2, 9.9248), (0.99, 3, 5.8409), (0.95, 4, 2.7764), (0.99, 5, 4.0321),
+     (0.95, 10, 2.2281), (0.99, 7, 3.4995), (0.99, 15, 2.9467), (0.99, 60, 2.6603), (0.95, 1000, 1.9623)],
+)  # fmt: skip
 def test_students_t(confidence: float, freedom: int, expected: float) -> None:
-    assert student_t(confidence, freedom) == pytest.approx(expected, rel=2e-3)
+    assert student_t(confidence, freedom) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [8, 79])
+def test_a_basis_of_the_whole_space_leaves_nothing_but_rounding(size: int, dtype: torch.dtype) -> None:
+    """Indefinite matrices, whose trace is small against their eigenvalues."""
+    for seed in range(5):
+        square = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        operator = Matrix((square + square.T).to(dtype))
+        exact, scale = float(operator.matrix.double().trace()), float(operator.matrix.norm(p=2)) * size
+        for sketch in (size, eigenpairs(operator, size).lanczos):
+            before = operator.products
+            result = hutchpp(operator, sketch=sketch, seed=1)
+            assert (result.error, result.probes, result.converged) == (0, 0, True)
+            assert result.products == operator.products - before
+            low, high = result.interval
+            assert low <= exact <= high
+            assert 0 < high - low <= 4 * torch.finfo(dtype).eps * scale
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn"])
+def test_in_single_precision_a_networks_exact_trace_is_within_its_rounding(case: str) -> None:
+    model, (x, y) = CASES[case][0](), CASES[case][1]()
+    hessian = Hessian(model, F.cross_entropy, (x, y), keep_graphs=True)
+    low, high = hutchpp(hessian, sketch=hessian.size).interval
+    assert low <= float(dense_case(case).trace()) <= high
+    assert high - low < 1e-4 * high
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,14 @@ def flatness(
     density: Annotated[bool, typer.Option("--density", help="the density of its eigenvalues")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="top eigenvalue and trace of each layer's block")] = False,
     clients: Annotated[bool, typer.Option("--clients", help="top eigenvalue of each client's loss")] = False,
+    gauss_newton: Annotated[
+        bool, typer.Option("--gauss-newton", help="top eigenvalue and trace of the Gauss-Newton matrix")
+    ] = False,
+    sharpness: Annotated[
+        bool, typer.Option("--sharpness", help="adaptive sharpness: average, worst case, worst case of m samples")
+    ] = False,
+    radius: Annotated[float, typer.Option(help="of the sharpness: times the default radii")] = 1.0,
+    m: Annotated[int, typer.Option("--m", help="of the sharpness: samples of a group")] = 128,
     landscape: Annotated[bool, typer.Option("--landscape", help="the loss around the model")] = False,
     directions: Annotated[str, typer.Option(help="of the landscape: random, or top (eigenvectors)")] = "random",
     axes: Annotated[int, typer.Option(help="of the landscape: 1 or 2")] = 2,
@@ -63,9 +71,10 @@ def flatness(
         return command.plot(runs or [], models, out, screen)
     if top is not None and top < 1:
         raise UserError(f"top: {top}; at least 1 eigenvalue is needed")
-    nothing = not (top or trace or density or layers or clients or landscape)
+    nothing = not (top or trace or density or layers or clients or gauss_newton or sharpness or landscape)
     request = command.Request(
         top=top or int(nothing), ends=ends, trace=trace or nothing, density=density, layers=layers, clients=clients,
+        gauss_newton=gauss_newton, sharpness=sharpness, radius=radius, m=m,
         landscape=directions if landscape else "", axes=axes, points=points, span=span, tol=tol, rtol=rtol,
         starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
     )  # fmt: skip

@@ -52,7 +52,7 @@ class Batches:
             yield len(y) / self.samples, *self._move((x, y))
 
     def _move(self, item: Any) -> Any:
-        return _map(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), item)
+        return map_tensors(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), item)
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -62,13 +62,14 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
-def _map(f: Callable[[Tensor], Tensor], item: Any) -> Any:
+def map_tensors(f: Callable[[Tensor], Tensor], item: Any) -> Any:
+    """The same tuples and mappings with f of every tensor; other things stay as they are."""
     if isinstance(item, Tensor):
         return f(item)
     if isinstance(item, Mapping):
-        return {key: _map(f, value) for key, value in item.items()}
+        return {key: map_tensors(f, value) for key, value in item.items()}
     if isinstance(item, (tuple, list)):
-        return tuple(_map(f, value) for value in item)
+        return tuple(map_tensors(f, value) for value in item)
     return item
 
 
@@ -88,7 +89,7 @@ def _split(pairs: Iterable[Any], size: int | None, limit: int | None) -> Iterato
         n = int(min(left, len(y)))
         for start in range(0, n, size or n or 1):
             part = slice(start, min(n, start + (size or n)))
-            yield _map(lambda t, part=part: t[part], (x, y))  # type: ignore[misc]
+            yield map_tensors(lambda t, part=part: t[part], (x, y))  # type: ignore[misc]
         left -= n
         if not left:
             return

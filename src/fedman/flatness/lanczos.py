@@ -7,7 +7,8 @@ Some eigenvalue of H lies within the residual of θ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,13 +24,16 @@ BLOCK = 32  # rows of the basis allocated at a time: memory grows with the steps
 class Lanczos:
     """The recurrence: multiply `vector` by H, pass the product to `advance`, repeat until `exhausted`."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, against: Tensor | None = None) -> None:
+        """With orthonormal rows `against` `[j, P]` the recurrence is that of H on their orthogonal complement."""
         self.alpha: list[float] = []
         self.beta: list[float] = []
         self.exhausted = False  # the basis spans an invariant subspace
         self._blocks: list[Tensor] = []
         self._rows = 0
-        self._append(start / start.norm())
+        self._against = start.new_zeros(0, len(start)) if against is None else against
+        self.dimension = len(start) - len(self._against)  # of the space in which the basis grows
+        self.restart(start)
 
     @property
     def steps(self) -> int:
@@ -47,7 +51,7 @@ class Lanczos:
         rest = self._orthogonalise(product)
         beta = float(rest.norm())
         scale = max(map(abs, self.alpha + self.beta))
-        self.exhausted = self._rows == len(rest) or beta <= 10 * torch.finfo(rest.dtype).eps * scale
+        self.exhausted = self._rows == self.dimension or beta <= 10 * torch.finfo(rest.dtype).eps * scale
         self.beta.append(0.0 if self.exhausted else beta)
         if not self.exhausted:
             self._append(rest / beta)
@@ -78,6 +82,12 @@ class Lanczos:
         """Q `[m, P]`, the orthonormal rows that have been multiplied; tr QHQᵀ is the sum of `alpha`."""
         return torch.cat(self._blocks)[: self.steps]
 
+    def product_norms(self) -> Tensor:
+        """‖Hq_i‖ `[m]`: Hq_i = β_{i−1} q_{i−1} + α_i q_i + β_i q_{i+1}."""
+        alpha, beta = (torch.tensor(t, dtype=torch.float64) for t in (self.alpha, self.beta))
+        before = torch.cat([beta.new_zeros(1), beta[:-1]])
+        return (alpha.square() + beta.square() + before.square()).sqrt()
+
     def _append(self, row: Tensor) -> None:
         if self._rows % BLOCK == 0:
             self._blocks.append(row.new_zeros(BLOCK, len(row)))
@@ -87,7 +97,7 @@ class Lanczos:
     @matmul_precision("fp32")
     def _orthogonalise(self, vector: Tensor) -> Tensor:
         for _ in range(2):  # Gram-Schmidt twice is orthogonal to rounding
-            for block in self._blocks:
+            for block in (self._against, *self._blocks):
                 vector = vector - block.T @ (block @ vector)
         return vector
 
@@ -98,15 +108,14 @@ class Eigenpairs:
 
     values: Tensor  # [k] float64 on the CPU
     vectors: Tensor  # [k, P]
-    residuals: Tensor  # [k], of the recurrence
-    converged: Tensor  # [k] bool: residual ≤ tol · max|λ|
+    residuals: Tensor  # [k]
+    converged: Tensor  # [k] bool: residual ≤ tol · max|λ|, and no eigenvalue is missing before it
     products: int
-    lanczos: Lanczos  # the recurrence they come from
+    lanczos: Lanczos  # the recurrence that found the first copy of each
 
     def check(self, operator: Operator) -> Tensor:
         """‖Hv − λv‖ `[k]` measured with k further products."""
-        rest = operator(self.vectors) - self.values.to(self.vectors)[:, None] * self.vectors
-        return rest.norm(dim=-1).double().cpu()
+        return _residuals(operator, self.values, self.vectors)
 
 
 def eigenpairs(
@@ -119,44 +128,148 @@ def eigenpairs(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The k largest eigenvalues ("top"), or k of each end of the spectrum ("both", 2k in all).
+    """The k largest eigenvalues ("top"), or k of each end of the spectrum ("both", 2k in all), by multiplicity.
 
     Stops when every wanted residual is at most tol·max|λ| and no wanted value has moved by more than that since the
     last check, at least five products ago (a small residual alone does not tell whether a larger eigenvalue is still
-    missing), or after `max_steps` products (by default 4 for each wanted value, plus 100); `converged` says which
-    pairs meet the tolerance. Memory is steps × P numbers. A multiple eigenvalue is found once.
+    missing).
+
+    One recurrence finds one copy of a multiple eigenvalue, and of a tight cluster possibly too few. If k > 1, further
+    recurrences therefore look for the outermost eigenvalues on the orthogonal complement of the vectors found, add
+    those that belong between them, and repeat until there are none.
+
+    All take at most `max_steps` products (by default 4 for each wanted value, plus 100, and as many again for further
+    recurrences). `converged` says which pairs meet the tolerance; where the products did not suffice to exclude that
+    some are missing, only the outermost can. Memory is steps × P numbers.
+
+    >>> class Diagonal:
+    ...     size, dtype, device = 4, torch.float64, torch.device("cpu")
+    ...     def __call__(self, vectors):
+    ...         return vectors * torch.tensor([5.0, 5, 5, 4], dtype=torch.float64)
+    >>> eigenpairs(Diagonal(), 2).values
+    tensor([5.0000, 5.0000], dtype=torch.float64)
     """
     wanted = 2 * k if ends == "both" else k
     if k < 1 or wanted > operator.size:
         most = operator.size // (2 if ends == "both" else 1)
-        raise UserError(f"k: {k} eigenvalues of a {operator.size}x{operator.size} Hessian; 1 to {most} are allowed")
+        raise UserError(f"k: {k} eigenvalues of a {operator.size}x{operator.size} matrix; 1 to {most} are allowed")
     if ends not in ("top", "both"):
         raise UserError(f"ends: {ends!r} is neither top nor both")
-    limit = min(operator.size, 4 * wanted + 100 if max_steps is None else max_steps)
-    if limit < wanted:
+    steps = 4 * wanted + 100 if max_steps is None else max_steps
+    if steps < wanted:
         raise UserError(f"max_steps: {max_steps} products cannot give {wanted} eigenvalues; at least {wanted} needed")
+    search = _Search(operator, ends, seed, min(steps, operator.size), progress)
+    first = Lanczos(search.start())
+    found = search.advance(first, lambda values: search.outermost(values, k), lambda scale: tol * scale, wanted)
+    complete = k == 1 or first.steps == operator.size  # nothing can be missing
+    search.limit = 2 * steps if max_steps is None else max_steps
+    while found.settled and not complete and search.products < search.limit:
+        rest = search.complement(found, k)
+        complete = rest.settled and not len(rest.values)
+        found = search.merge(found, rest, k)
+    good = found.residuals <= found.accuracy
+    if not complete:
+        good[1 : -1 if ends == "both" else None] = False
+    return Eigenpairs(found.values, found.vectors, found.residuals, good, search.products, first)
 
-    generator = torch.Generator().manual_seed(seed)
 
-    def fresh() -> Tensor:
-        return torch.randn(operator.size, generator=generator).to(operator.device, operator.dtype)
+@dataclass(frozen=True)
+class _Found:
+    """Ritz pairs in descending order. `settled`: their residuals and last changes are within `accuracy`."""
 
-    lanczos = Lanczos(fresh())
-    check_at, last = wanted, torch.full((wanted,), torch.inf, dtype=torch.float64)
-    while True:
-        lanczos.advance(operator(lanczos.vector[None])[0])
-        m = lanczos.steps
-        if progress is not None:
-            progress(m, limit)
-        if m == limit or (m >= wanted and (m >= check_at or lanczos.exhausted)):
-            values, vectors, residuals = lanczos.ritz()
-            chosen = torch.tensor([*range(k), *range(m - k, m)][-wanted:]).flip(0)
-            accuracy = tol * float(values.abs().max())
-            good = residuals[chosen] <= accuracy
-            settled = bool(((values[chosen] - last).abs() <= accuracy).all())
-            if m == limit or (settled and bool(good.all())):
-                break
-            check_at, last = m + max(5, m // 20), values[chosen]
-        if lanczos.exhausted:
-            lanczos.restart(fresh())
-    return Eigenpairs(values[chosen], lanczos.lift(vectors[:, chosen]), residuals[chosen], good, m, lanczos)
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    accuracy: float
+    settled: bool
+
+    def take(self, index: Tensor) -> _Found:
+        """The pairs at these indices."""
+        vectors = self.vectors[index.to(self.vectors.device)]
+        return replace(self, values=self.values[index], vectors=vectors, residuals=self.residuals[index])
+
+
+class _Search:
+    """Recurrences on one operator that share a limit of products and a generator of random starts."""
+
+    def __init__(
+        self, operator: Operator, ends: Literal["top", "both"], seed: int, limit: int, progress: Progress | None
+    ) -> None:
+        self.operator, self.ends, self.limit, self.progress = operator, ends, limit, progress
+        self.generator = torch.Generator().manual_seed(seed)
+        self.products = 0
+
+    def start(self) -> Tensor:
+        """A random vector `[P]`."""
+        return torch.randn(self.operator.size, generator=self.generator).to(self.operator.device, self.operator.dtype)
+
+    def outermost(self, values: Tensor, k: int) -> Tensor:
+        """Of descending values the indices of the k largest, or of k at each end."""
+        low = range(max(k, len(values) - k), len(values)) if self.ends == "both" else ()
+        return torch.tensor([*range(min(k, len(values))), *low])
+
+    def advance(
+        self,
+        lanczos: Lanczos,
+        choose: Callable[[Tensor], Tensor],
+        accuracy: Callable[[float], float],
+        least: int = 1,
+    ) -> _Found:
+        """Take products, at least so many, until the chosen Ritz pairs have settled or the limit is reached.
+
+        `choose` gives indices of descending Ritz values, `accuracy` what is accurate enough for the largest |θ|.
+        """
+        check_at, last = least, torch.empty(0)
+        while True:
+            lanczos.advance(self.operator(lanczos.vector[None])[0])
+            self.products += 1
+            if self.progress is not None:
+                self.progress(self.products, self.limit)
+            m = lanczos.steps
+            whole = m == lanczos.dimension
+            if whole or self.products >= self.limit or m >= check_at or (lanczos.exhausted and m >= least):
+                values, vectors, residuals = (t.flip(-1) for t in lanczos.ritz())
+                near, chosen = accuracy(float(values.abs().max())), choose(values)
+                same = len(chosen) == len(last) and bool(((values[chosen] - last).abs() <= near).all())
+                settled = whole or (same and bool((residuals[chosen] <= near).all()))
+                if settled or self.products >= self.limit:
+                    return _Found(values[chosen], lanczos.lift(vectors[:, chosen]), residuals[chosen], near, settled)
+                check_at, last = m + max(5, m // 20), values[chosen]
+            if lanczos.exhausted:
+                lanczos.restart(self.start())
+
+    def complement(self, found: _Found, k: int) -> _Found:
+        """What the k pairs of an end lack: eigenpairs orthogonal to all found and further out than the k-th."""
+        high, low = found.values[k - 1] + found.accuracy, found.values[-k] - found.accuracy
+
+        def missing(values: Tensor) -> Tensor:
+            beyond = values > high
+            return (beyond | (values < low) if self.ends == "both" else beyond).nonzero()[:, 0]
+
+        def missing_or_outermost(values: Tensor) -> Tensor:
+            beyond = missing(values)
+            return beyond if len(beyond) else self.outermost(values, 1)
+
+        lanczos = Lanczos(self.start(), found.vectors)
+        rest = self.advance(lanczos, missing_or_outermost, lambda scale: found.accuracy)
+        return rest.take(missing(rest.values))
+
+    def merge(self, found: _Found, rest: _Found, k: int) -> _Found:
+        """The k outermost pairs of both; the residuals of `rest` are measured, since its recurrence was H's in part."""
+        if not len(rest.values):
+            return found
+        self.products += len(rest.values)
+        both = replace(
+            found,
+            values=torch.cat([found.values, rest.values]),
+            vectors=torch.cat([found.vectors, rest.vectors]),
+            residuals=torch.cat([found.residuals, _residuals(self.operator, rest.values, rest.vectors)]),
+        )
+        both = both.take(both.values.argsort(descending=True))
+        return both.take(self.outermost(both.values, k))
+
+
+def _residuals(operator: Operator, values: Tensor, vectors: Tensor) -> Tensor:
+    """‖Hv − λv‖ of every pair, by as many products."""
+    rest = operator(vectors) - values.to(vectors)[:, None] * vectors
+    return rest.norm(dim=-1).double().cpu()

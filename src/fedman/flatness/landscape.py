@@ -9,18 +9,16 @@ differ only by the models.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedman.errors import UserError
-from fedman.execution.device import matmul_precision
-from fedman.flatness.data import Batches, Loss, call
+from fedman.flatness.data import Loss
+from fedman.flatness.loss_at import LossAt
 from fedman.flatness.operator import Progress, select
 from fedman.models.parameters import ParameterLayout
 
@@ -69,28 +67,16 @@ def landscape(
         raise UserError(f"directions: {len(directions)} given; one or two are allowed")
     if points < 2 or not span > 0:
         raise UserError(f"points, span: {points}, {span}; at least 2 points and a positive span are needed")
-    layout = select(model)
-    where = next(model.parameters()).device
-    data = Batches(batches, device=where, dtype=dtype, batch_size=batch_size, limit=limit)
-    model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
-    axes = torch.stack([_check(d, layout) for d in directions]).to(where, dtype)
-    centre = layout.flatten(dict(model.named_parameters()))
-
+    loss_at = LossAt(model, loss, batches, dtype=dtype, batch_size=batch_size, limit=limit)
+    axes = torch.stack([_check(d, loss_at.layout) for d in directions]).to(loss_at.centre)
     offsets = torch.linspace(-span, span, points, dtype=torch.float64)
     grid = torch.cartesian_prod(*[offsets] * len(directions)).reshape(-1, len(directions))
-
-    def at(w: Tensor, x: Any, y: Any) -> Tensor:
-        weights = layout.unflatten(w)
-        return loss(call(lambda *args, **named: functional_call(model, weights, args, named), x), y)
-
     losses = torch.zeros(len(grid), dtype=torch.float64)
-    with torch.no_grad(), matmul_precision("fp32"):
-        for i, place in enumerate(grid.to(where, dtype)):
-            w = centre + (place[None] @ axes)[0]
-            losses[i] = sum((share * at(w, x, y)).double() for share, x, y in data)
-            if progress is not None:
-                progress(i + 1, len(grid))
-    return Landscape(offsets, losses.reshape([points] * len(directions)), data.samples)
+    for i, place in enumerate(grid.to(axes)):
+        losses[i] = loss_at(loss_at.centre + (place[:, None] * axes).sum(0))
+        if progress is not None:
+            progress(i + 1, len(grid))
+    return Landscape(offsets, losses.reshape([points] * len(directions)), loss_at.samples)
 
 
 def _check(direction: Tensor, layout: ParameterLayout) -> Tensor:

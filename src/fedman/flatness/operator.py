@@ -1,12 +1,13 @@
-"""The Hessian of a model's mean loss as a linear operator, known by its products with vectors."""
+"""Matrices of a model's mean loss as linear operators, known by their products with vectors; the Hessian first."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call
 from fedman.models.parameters import ParameterLayout
 
+Graph = TypeVar("Graph")
 Progress = Callable[[int, int], None]  # called with how much is done, and of how much at most
 
 
@@ -33,22 +35,18 @@ class Operator(Protocol):
         ...
 
 
-class Hessian:
-    """H = ∇²L(w) of L(w) = (1/n) Σ_i loss(model_w(x_i), y_i) over all n samples.
+class Curvature(ABC, Generic[Graph]):
+    """A symmetric matrix `[P, P]` of derivatives of a model's mean loss: what `Hessian` and `GaussNewton` share.
 
-    A product is exact, a double backward pass: Hv = ∇(∇L·v), summed over batches with their shares n_b/n. The graph
-    of ∇L is built once for each batch and serves all rows of `[k, P]`; `keep_graphs` also keeps it between calls,
-    which saves a third or more of a single product's time if the activations of all samples fit in memory. By default
-    graphs are kept on CUDA if they take at most half of the free memory.
+    A product is a sum over batches with their shares n_b/n of all n samples. The graph of a batch is built once and
+    serves all rows of `[k, P]`; `keep_graphs` also keeps it between calls, which saves a third or more of a single
+    product's time if the activations of all samples fit in memory. By default graphs are kept on CUDA if they take at
+    most half of the free memory.
 
     The model is copied and put in eval mode; the caller's model does not change. `parameters` selects a diagonal block
-    of H by names of parameters or modules, or by patterns such as `*.bias`; a vector holds their entries in the order
-    of `model.parameters()`. Products are computed in `dtype`, float32 or float64; `tf32` allows TF32 on CUDA, which is
+    by names of parameters or modules, or by patterns such as `*.bias`; a vector holds their entries in the order of
+    `model.parameters()`. Products are computed in `dtype`, float32 or float64; `tf32` allows TF32 on CUDA, which is
     faster and accurate to three digits. `products` counts the vectors multiplied so far.
-
-    >>> hessian = Hessian(nn.Linear(3, 1), nn.functional.mse_loss, (torch.ones(5, 3), torch.ones(5, 1)))
-    >>> hessian(torch.ones(1, hessian.size))
-    tensor([[8., 8., 8., 8.]])
     """
 
     def __init__(
@@ -65,9 +63,7 @@ class Hessian:
         keep_graphs: bool | None = None,
         tf32: bool = False,
     ) -> None:
-        if dtype not in (torch.float32, torch.float64):
-            raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
-        self.dtype = dtype
+        self.dtype = check_dtype(dtype)
         self.layout = select(model, parameters)
         self.device = next(model.parameters()).device
         self.loss = loss
@@ -83,7 +79,15 @@ class Hessian:
         self.products = 0
         self.tf32 = tf32
         self._keep = keep_graphs if self.device.type == "cuda" else bool(keep_graphs)  # None: not known yet
-        self._graphs: list[tuple[float, Tensor, Sequence[Tensor]]] = []
+        self._graphs: list[tuple[float, Graph]] = []
+
+    @abstractmethod
+    def _build(self, x: Any, y: Any) -> Graph:
+        """What the products of a batch need."""
+
+    @abstractmethod
+    def _product(self, graph: Graph, row: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The product of a batch's matrix with a vector; both in the shapes of the weights."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Hv of every row v of `[k, P]`."""
@@ -91,28 +95,21 @@ class Hessian:
             raise UserError(f"vectors: of shape {tuple(vectors.shape)}, [k, {self.size}] is needed")
         rows = [list(self.layout.unflatten(v).values()) for v in vectors.to(self.device, self.dtype)]
         total = torch.zeros(len(rows), self.size, dtype=self.dtype, device=self.device)
-        for share, loss, gradient in self._gradients():
+        for share, graph in self._each_batch():
             for out, row in zip(total, rows, strict=True):
-                out.add_(self._product(gradient, row), alpha=share)
-            del gradient, loss
+                with arithmetic(self.tf32):
+                    product = self._product(graph, row)
+                out.add_(torch.cat([t.flatten() for t in product]), alpha=share)
+            del graph
         self.products += len(rows)
-        return _finite(total, "Hessian-vector product")
-
-    def loss_and_gradient(self) -> tuple[Tensor, Tensor]:
-        """L(w) and ∇L(w) `[P]`."""
-        value, total = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in ((), self.size))
-        for share, loss, gradient in self._gradients():
-            value += share * loss.detach()
-            total.add_(torch.cat([g.detach().flatten() for g in gradient]), alpha=share)
-            del gradient, loss
-        return value, _finite(total, "gradient")
+        return finite(total, "product with a vector")
 
     def dense(self) -> Tensor:
         """The matrix `[P, P]`, for small blocks: P products."""
         return self(torch.eye(self.size, dtype=self.dtype, device=self.device))
 
-    def _gradients(self) -> Iterator[tuple[float, Tensor, Sequence[Tensor]]]:
-        """Each batch's share, loss and differentiable gradient."""
+    def _each_batch(self) -> Iterator[tuple[float, Graph]]:
+        """Each batch's share and graph."""
         if len(self._graphs) == len(self.batches):
             yield from self._graphs
             return
@@ -120,29 +117,43 @@ class Hessian:
         before = _allocated(self.device)
         for share, x, y in self.batches:
             # fused attention kernels have no second derivative
-            with _arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
-                loss = self.loss(call(self.model, x), y)
-                _scalar(loss)
-                gradient = torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
+            with arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
+                graph = self._build(x, y)
             if self._keep is None:
                 needed = (_allocated(self.device) - before) * len(self.batches)
                 self._keep = needed <= _free(self.device) / 2
             if self._keep:
-                self._graphs.append((share, loss, gradient))
-            yield share, loss, gradient
-            del loss, gradient  # frees the graph before the next one is built
+                self._graphs.append((share, graph))
+            yield share, graph
+            del graph  # freed before the next one is built
 
-    def _product(self, gradient: Sequence[Tensor], row: Sequence[Tensor]) -> Tensor:
-        """∇(g·v): zero for the part of the gradient that does not depend on the weights."""
-        live = [(g, v) for g, v in zip(gradient, row, strict=True) if g.requires_grad]
-        if not live:
-            return torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        outputs, vectors = zip(*live, strict=True)
-        with _arithmetic(self.tf32):
-            parts = torch.autograd.grad(
-                outputs, self.weights, vectors, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-        return torch.cat([t.flatten() for t in parts])
+
+class Hessian(Curvature[tuple[Tensor, Sequence[Tensor]]]):
+    """H = ∇²L(w) of L(w) = (1/n) Σ_i loss(model_w(x_i), y_i) over all n samples.
+
+    A product is exact, a double backward pass: Hv = ∇(∇L·v). Arguments are those of `Curvature`.
+
+    >>> hessian = Hessian(nn.Linear(3, 1), nn.functional.mse_loss, (torch.ones(5, 3), torch.ones(5, 1)))
+    >>> hessian(torch.ones(1, hessian.size))
+    tensor([[8., 8., 8., 8.]])
+    """
+
+    def loss_and_gradient(self) -> tuple[Tensor, Tensor]:
+        """L(w) and ∇L(w) `[P]`."""
+        value, total = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in ((), self.size))
+        for share, (loss, gradient) in self._each_batch():
+            value += share * loss.detach()
+            total.add_(torch.cat([g.detach().flatten() for g in gradient]), alpha=share)
+            del gradient, loss
+        return value, finite(total, "gradient")
+
+    def _build(self, x: Any, y: Any) -> tuple[Tensor, Sequence[Tensor]]:
+        """The loss and its differentiable gradient."""
+        loss = scalar(self.loss(call(self.model, x), y))
+        return loss, torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
+
+    def _product(self, graph: tuple[Tensor, Sequence[Tensor]], row: Sequence[Tensor]) -> Sequence[Tensor]:
+        return vector_jacobian(graph[1], self.weights, row)
 
 
 class Mean:
@@ -198,7 +209,7 @@ def _free(device: torch.device) -> int:
 
 
 @contextmanager
-def _arithmetic(tf32: bool) -> Iterator[None]:
+def arithmetic(tf32: bool) -> Iterator[None]:
     """TF32 or not, and the convolution algorithms that cuDNN measures as fastest: products repeat the same shapes."""
     cudnn = torch.backends.cudnn
     before, cudnn.benchmark = cudnn.benchmark, True
@@ -213,13 +224,34 @@ def _means(want: str, name: str) -> bool:
     return name == want or name.startswith(want + ".") or fnmatchcase(name, want)
 
 
-def _scalar(loss: Any) -> None:
+def scalar(loss: Any) -> Tensor:
+    """The loss of a batch, if it is one number."""
     if not isinstance(loss, Tensor) or loss.ndim:
         shape = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(f"loss: {shape}, a scalar tensor is needed: the mean over the batch")
+    return loss
 
 
-def _finite(result: Tensor, what: str) -> Tensor:
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A precision in which derivatives are meaningful."""
+    if dtype not in (torch.float32, torch.float64):
+        raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
+    return dtype
+
+
+def vector_jacobian(outputs: Sequence[Tensor], inputs: Sequence[Tensor], row: Sequence[Tensor]) -> Sequence[Tensor]:
+    """∇(outputs·row) by the inputs: zero for the outputs that do not depend on them."""
+    live = [(t, v) for t, v in zip(outputs, row, strict=True) if t.requires_grad]
+    if not live:
+        return [torch.zeros_like(t) for t in inputs]
+    differentiable, vectors = zip(*live, strict=True)
+    return torch.autograd.grad(
+        differentiable, inputs, vectors, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+def finite(result: Tensor, what: str) -> Tensor:
+    """The result, unless it holds nan or inf."""
     if not result.isfinite().all():
         raise UserError(f"loss: not finite, or its derivatives are not: the {what} holds nan or inf; check the model")
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -13,11 +14,23 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import fedman
-from fedman.flatness import Hessian, eigenpairs, filter_normalise
+from fedman.flatness import (
+    Ascent,
+    Hessian,
+    average_sharpness,
+    eigenpairs,
+    filter_normalise,
+    m_sharpness,
+    worst_case_sharpness,
+)
 from fedman.models.mlp import MLP
 from fedman.paper.flatness import command
+<<<<<<< HEAD
 from fedman.runs import manifest
 from tests.flatness.flat_cases import dense
+=======
+from tests.flatness.flat_cases import dense, gauss_newton
+>>>>>>> sharpness
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
@@ -80,6 +93,38 @@ def test_everything_in_float64_on_another_average(made, runs):
     assert m["clients"]["top"] == pytest.approx(expected[0], rel=1e-3)  # equal clients: their mean is the whole
     assert m["clients"]["top"] <= m["clients"]["mean"] == pytest.approx(np.mean(m["clients"]["clients"]))
     assert len(m["clients"]["clients"]) == 4
+
+
+def test_gauss_newton_and_sharpness(made, runs, capsys):
+    flatness("plain", "--precision", "fp64", "--gauss-newton", "--sharpness", "--radius", "2", "--m", "30")
+    out = capsys.readouterr().out
+    m = found(runs / "plain")
+    assert set(m) == {"loss", "gauss_newton", "sharpness"}
+    model, x, y = by_hand(made, "plain")
+    matrix = gauss_newton(model, x)
+    assert m["gauss_newton"]["top"] == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-4)
+    assert m["gauss_newton"]["converged"]
+    low, high = m["gauss_newton"]["trace"]["interval"]
+    assert low <= float(matrix.trace()) <= high
+    data, double = (F.cross_entropy, (x, y)), {"dtype": torch.float64}
+    order = torch.randperm(72, generator=torch.Generator().manual_seed(0))
+    ball, cube = Ascent(1.0, restarts=0), Ascent(0.004, math.inf, restarts=0)
+    average = average_sharpness(model, *data, rho=0.2, **double)
+    expected = {
+        "average": {"value": average.value, "error": average.error, "rho": 0.2},
+        "worst_2": {"value": worst_case_sharpness(model, *data, ball, **double).value, "rho": 1.0},
+        "m_2": {"value": m_sharpness(model, data[0], (x[order], y[order]), ball, m=30, **double).value, "rho": 1.0},
+        "worst_inf": {"value": worst_case_sharpness(model, *data, cube, **double).value, "rho": 0.004},
+        "m_inf": {"value": m_sharpness(model, data[0], (x[order], y[order]), cube, m=30, **double).value, "rho": 0.004},
+    }
+    measures = m["sharpness"]["measures"]
+    assert set(measures) == set(expected)
+    for name, values in expected.items():
+        assert measures[name] == pytest.approx(values, rel=1e-8), name
+        assert f"{values['value']:.4g}" in out
+    assert 0 < measures["worst_2"]["value"] < measures["m_2"]["value"]
+    assert m["sharpness"]["m"] == 30
+    assert "20 steps of gradient ascent" in m["sharpness"]["method"]
 
 
 def test_landscapes_of_a_pair_share_their_directions(made, runs):
@@ -172,6 +217,8 @@ def spoil(folder: Path, how: str) -> None:
         ("", ["--tol", "nan"], "tol: nan; a number between 0 and 1"),
         ("", ["--density", "--starts", "0"], "starts: 0; at least 1"),
         ("", ["--density", "--steps", "0"], "steps: 0; at least 1"),
+        ("", ["--sharpness", "--radius", "0"], "radius: 0.0; a positive number"),
+        ("", ["--sharpness", "--m", "0"], "m: 0; at least 1 sample"),
         ("", ["--seed", "-1"], "seed: -1; 0 or more"),
         ("", ["--landscape", "--directions", "up"], "landscape: up; random or top"),
         ("", ["--landscape", "--axes", "3"], "axes: 3; 1 or 2"),

@@ -31,6 +31,14 @@ from fedman.runs.folder import RunFolder
 from fedman.runs.results import not_checked
 from fedman.runs.version import version
 
+SHARPNESS = {
+    "average": "average",
+    "worst_2": "worst, p=2",
+    "worst_inf": "worst, p=∞",
+    "m_2": "m samples, p=2",
+    "m_inf": "m samples, p=∞",
+}
+
 
 @dataclass(frozen=True)
 class Screen:
@@ -144,6 +152,19 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
     rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
     screen.table("flatness of the training loss (without a penalty)", header, rows)
+    newton = [
+        [name, f"{g['top']:.4g}{_rough(g['converged'])}", _trace(g["trace"])]
+        for name, g in ((name, m["gauss_newton"]) for name, m in measured.items() if "gauss_newton" in m)
+    ]
+    if newton:
+        screen.table("Gauss-Newton matrix", ["", "λ_max", "trace ± s.e."], newton)
+    sharp = [
+        [name, *(f"{m['sharpness']['measures'][key]['value']:.4g}" for key in SHARPNESS), str(m["sharpness"]["m"])]
+        for name, m in measured.items()
+        if "sharpness" in m
+    ]
+    if sharp:
+        screen.table("adaptive sharpness: rise of the loss", ["", *SHARPNESS.values(), "m"], sharp)
     blocks = []
     for name, m in measured.items():
         for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():

@@ -90,6 +90,29 @@ class ClientsMeasurement(Measurement):
     clients: list[float]
 
 
+class GaussNewtonMeasurement(Measurement):
+    """Top eigenvalue and trace of the Gauss-Newton matrix."""
+
+    top: Number
+    converged: bool
+    trace: TraceMeasurement
+
+
+class Sharpness(TypedDict):
+    """How much perturbations of radius ρ raise the loss; the average has a standard error."""
+
+    value: Number
+    error: NotRequired[Number]
+    rho: float
+
+
+class SharpnessMeasurement(Measurement):
+    """Adaptive sharpness by name: average, worst_2 and worst_inf by norm, m_2 and m_inf for groups of m samples."""
+
+    m: int
+    measures: dict[str, Sharpness]
+
+
 class LandscapeMeasurement(Measurement):
     """Losses at the offsets along one direction, or along two (one row for each offset along the first)."""
 
@@ -103,6 +126,8 @@ class Measurements(TypedDict, total=False):
     loss: LossMeasurement
     top: TopMeasurement
     trace: TraceMeasurement
+    gauss_newton: GaussNewtonMeasurement
+    sharpness: SharpnessMeasurement
     density: DensityMeasurement
     layers: LayersMeasurement
     clients: ClientsMeasurement

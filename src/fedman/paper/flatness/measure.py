@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,18 +13,24 @@ from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.execution.device import device_name
+from fedman.flatness.ascent import Ascent
+from fedman.flatness.average_sharpness import average_sharpness
 from fedman.flatness.blocks import client_eigenvalues, input_norms, layer_hessians
 from fedman.flatness.density import density
+from fedman.flatness.gauss_newton import GaussNewton
 from fedman.flatness.lanczos import Eigenpairs, Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
-from fedman.flatness.operator import Hessian, Progress
+from fedman.flatness.m_sharpness import m_sharpness
+from fedman.flatness.operator import Hessian, Operator, Progress
 from fedman.flatness.trace import hutchinson, hutchpp
+from fedman.flatness.worst_case_sharpness import worst_case_sharpness
 from fedman.paper.flatness.finished_runs import Follow, Selection
 from fedman.runs.version import version
 from fedman.tasks import Task
 
 BATCH = {"cpu": 500, "cuda": 5000}  # samples at once by default
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+RADII = {"average": 0.1, "worst_2": 0.5, "worst_inf": 0.002}  # of adaptive sharpness, as used for CNNs in the field
 Measured = dict[str, object]  # an entry of `flatness.json`; tensors are written as lists
 
 
@@ -37,6 +44,10 @@ class Request:
     density: bool = False
     layers: bool = False
     clients: bool = False
+    gauss_newton: bool = False
+    sharpness: bool = False
+    radius: float = 1.0  # times `RADII`
+    m: int = 128
     landscape: str = ""  # "random", "top": the kind of directions; "": none
     axes: int = 2
     points: int = 41
@@ -56,6 +67,8 @@ class Request:
             ("ends", self.ends, self.ends in ("top", "both"), "top or both is needed"),
             ("landscape", self.landscape, self.landscape in ("", "random", "top"), "random or top is needed"),
             ("axes", self.axes, self.axes in (1, 2), "1 or 2 is needed"),
+            ("radius", self.radius, 0 < self.radius < float("inf"), "a positive number is needed"),
+            ("m", self.m, self.m >= 1, "at least 1 sample is needed"),
             ("points", self.points, 2 <= self.points <= 1001, "2 to 1001 are allowed"),
             ("span", self.span, 0 < self.span < float("inf"), "a positive number is needed"),
             ("tol", self.tol, 0 < self.tol < 1, "a number between 0 and 1 is needed"),
@@ -115,7 +128,7 @@ class Measurer:
 
     def run(self) -> Iterator[tuple[str, Measured]]:
         """Each measurement by name as soon as it is made, the cheap ones first, with how it was made."""
-        for name in ("loss", "top", "trace", "density", "layers", "clients", "landscape"):
+        for name in ("loss", "top", "trace", "gauss_newton", "sharpness", "density", "layers", "clients", "landscape"):
             if name == "loss" or getattr(self.request, name):
                 start = time.perf_counter()
                 found: Measured = getattr(self, name)()
@@ -198,6 +211,44 @@ class Measurer:
         )
         return {"method": "Lanczos for each client and for their mean"} | vars(bound)
 
+    def gauss_newton(self) -> Measured:
+        """Top eigenvalue and trace of the Gauss-Newton matrix."""
+        matrix = GaussNewton(self.model, self.task.mean_loss, self.data, **self.options)
+        top = self._eigenpairs(matrix, 1, "Gauss-Newton, top")
+        return {
+            "method": "Lanczos and Hutch++",
+            "top": float(top.values[0]),
+            "residual": float(top.residuals[0]),
+            "converged": bool(top.converged[0]),
+            "trace": self._trace(matrix, top.lanczos, "Gauss-Newton, trace"),
+            "products": matrix.products,
+        }
+
+    def sharpness(self) -> Measured:
+        """Adaptive sharpness: on average, in the worst case, and in the worst case of every m samples."""
+        r = self.request
+        whole = {"dtype": r.dtype, "batch_size": self.options["batch_size"]}
+        rho = {name: r.radius * value for name, value in RADII.items()}
+        x, y = self.data
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(r.seed)).to(self.device)
+        shuffled = x[order], y[order]  # groups are consecutive
+        follow = self._progress("average sharpness")
+        average = average_sharpness(
+            self.model, self.task.mean_loss, self.data, rho=rho["average"], seed=r.seed, progress=follow, **whole
+        )
+        measures = {"average": {"value": average.value, "error": average.error, "rho": average.rho}}
+        for name, p in (("2", 2), ("inf", math.inf)):
+            ascent = Ascent(rho[f"worst_{name}"], p, restarts=0)
+            worst = worst_case_sharpness(self.model, self.task.mean_loss, self.data, ascent, **whole)
+            follow = self._progress(f"m-sharpness, p={name}")
+            groups = m_sharpness(
+                self.model, self.task.mean_loss, shuffled, ascent, m=r.m, dtype=r.dtype, progress=follow
+            )
+            measures[f"worst_{name}"] = {"value": worst.value, "rho": ascent.rho}
+            measures[f"m_{name}"] = {"value": groups.value, "rho": ascent.rho}
+        method = f"adaptive; {average.pairs} pairs of draws; {ascent.steps} steps of gradient ascent from the model"
+        return {"method": method, "seed": r.seed, "m": r.m, "measures": measures}
+
     def landscape(self) -> Measured:
         """Losses on a grid along random directions, or along top eigenvectors (the first model's, if several)."""
         r = self.request
@@ -220,11 +271,11 @@ class Measurer:
         kinds = {"random": "random, filter-normalised", "top": "eigenvectors, the largest eigenvalue first"}
         return {"method": kinds[r.landscape], "seed": r.seed} | vars(plane)
 
-    def _eigenpairs(self, operator: Hessian, k: int, what: str, ends: Literal["top", "both"] = "top") -> Eigenpairs:
+    def _eigenpairs(self, operator: Operator, k: int, what: str, ends: Literal["top", "both"] = "top") -> Eigenpairs:
         r = self.request
         return eigenpairs(operator, k, ends=ends, tol=r.tol, seed=r.seed, progress=self._progress(what))
 
-    def _trace(self, operator: Hessian, recurrence: Lanczos | None, what: str) -> Measured:
+    def _trace(self, operator: Operator, recurrence: Lanczos | None, what: str) -> Measured:
         """By Hutch++ on the basis of a Lanczos recurrence if there is one, else by Hutchinson's method.
 
         The recurrence started from a vector drawn with `seed`: the probes need another one.
