@@ -23,7 +23,10 @@ NAMES = {
     "task": ["classification", "regression", "multi-label", "language-model"],
     "penalty": ["man", "man-hidden", "man-logits", "activation-l1", "feddecorr"],
     "optimizer": ["sgd", "adam", "adamw"],
-    "algorithm": ["fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed", "fedprox", "scaffold"],
+    "algorithm": [
+        *("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed", "fedprox", "scaffold", "fedavgm", "fedadam"),
+        *("fedcm", "mofedsam", "fedgamma", "fedsmoo", "fedlesam", "fedlesam-d", "fedacg", "fedgloss"),
+    ],
 }
 
 

@@ -33,4 +33,4 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 def nearest(word: str, names: Iterable[str]) -> str:
     """'; did you mean X?' or '; there are X, Y, …'."""
     names = list(names)
-    return did_you_mean(word, names) or (f"; there are {', '.join(names)}" if len(names) <= 12 else "")
+    return did_you_mean(word, names) or (f"; there are {', '.join(names)}" if len(names) <= 20 else "")
