@@ -25,12 +25,8 @@ from fedman.flatness import (
 )
 from fedman.models.mlp import MLP
 from fedman.paper.flatness import command
-<<<<<<< HEAD
 from fedman.runs import manifest
-from tests.flatness.flat_cases import dense
-=======
 from tests.flatness.flat_cases import dense, gauss_newton
->>>>>>> sharpness
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
