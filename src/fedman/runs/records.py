@@ -69,6 +69,7 @@ class RoundRecord(TypedDict):
     clients: NotRequired[Spread]  # the headline on the clients' own test samples
     refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used
     attempts: NotRequired[Count]  # Flower
+    attackers: NotRequired[list[int]]  # in a run with an attack: who of the cohort attacked
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
 

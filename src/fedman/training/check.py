@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 from fedman.tasks import Task
+from fedman.training.attacks import Attack
 from fedman.training.batches import Samples
 
-RESERVED = ("loss", "round", "cohort", "quarantined", "lr", "penalty", "test_loss", "seconds", "clients")
+RESERVED = ("loss", "round", "cohort", "quarantined", "lr", "penalty", "test_loss", "seconds", "clients", "attackers")
 """Names in the records that a score cannot have."""
 
 
@@ -29,8 +33,9 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         except Exception as error:  # a user's module may raise anything
             raise UserError(f"model: {name} cannot take samples of shape {_shape(x)} ({_reason(error)})") from error
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
-        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"model: {name} returns {got} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted")
+        raise UserError(
+            f"model: {name} returns {_got(output)} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted"
+        )
     task.check(data, tuple(output.shape))
     kind = type(task).__name__
     try:
@@ -40,8 +45,9 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: {kind} fails for {shapes} ({_reason(error)})") from error
     for what, value in found.items():
         if not isinstance(value, Tensor) or value.shape != (len(x),):
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"task: {kind}'s {what} has {got} for {len(x)} samples; one number a sample is wanted")
+            raise UserError(
+                f"task: {kind}'s {what} has {_got(value)} for {len(x)} samples; one number a sample is wanted"
+            )
     if taken := [name for name in scores if name in RESERVED]:
         raise UserError(f"task: a score cannot be called {taken[0]}; choose another name")
     figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
@@ -89,10 +95,51 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     return algorithm
 
 
+def check_aggregation(rule: Aggregation) -> Aggregation:
+    """`rule`, once tried on three uploads of models of two numbers."""
+    name = type(rule).__name__
+    upload = {
+        key: torch.tensor([[0.5, -0.2], [0.1, 0.4], [0.3, 0.3]]) + shift for key, shift in (("w", 0.0), ("h", 1.0))
+    }
+    share, server = torch.ones(3, dtype=torch.float64), {key: torch.full((2,), 0.3) for key in upload}
+    before = {key: v.clone() for key, v in upload.items()}
+    try:
+        found = rule.aggregate(upload, share, server)
+    except Exception as error:  # a user's rule may raise anything
+        raise UserError(f"aggregation: {name}.aggregate fails ({_reason(error)})") from error
+    if not isinstance(found, Mapping) or set(found) != set(upload):
+        got = ", ".join(map(str, found)) or "nothing" if isinstance(found, Mapping) else type(found).__name__
+        raise UserError(
+            f"aggregation: {name} returns {got} for uploads of {', '.join(upload)}; the same names are wanted"
+        )
+    for key, v in found.items():
+        if not isinstance(v, Tensor) or v.shape not in ((2,), (3, 2)):
+            raise UserError(f"aggregation: {name} returns {key} with {_got(v)}; (2,) or (3, 2) is wanted here")
+        if not torch.equal(upload[key], before[key]):
+            raise UserError(f"aggregation: {name} writes to its input upload[{key!r}]; a rule must return new tensors")
+    return rule
+
+
+def check_attack(attack: Attack) -> Attack:
+    """`attack`, once tried on models of two numbers."""
+    name = type(attack).__name__
+    own, honest, theta = torch.full((3, 2), 0.5), torch.full((4, 2), 0.1), torch.full((2,), 0.3)
+    try:
+        found = attack.upload(own, honest, theta)
+    except Exception as error:  # a user's attack may raise anything
+        raise UserError(f"attack: {name}.upload fails ({_reason(error)})") from error
+    if not isinstance(found, Tensor) or found.shape != own.shape:
+        raise UserError(f"attack: {name}.upload returns {_got(found)}; {tuple(own.shape)} is wanted here")
+    return attack
+
+
+def _got(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _same(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.shape != shape:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise UserError(f"algorithm: {name}.{what} with {got}; {shape} is wanted here")
+        raise UserError(f"algorithm: {name}.{what} with {_got(value)}; {shape} is wanted here")
 
 
 def _names(name: str, what: str, found: object, wanted: object, more: bool = False) -> None:
