@@ -35,7 +35,7 @@ class ServerOptions(BaseModel):
         None, description="samples of each client, where clients have data of their own: 120,80,…"
     )
     keep_last: bool = Field(
-        True, description="compute `all`, the mean of all clients' last models, for twice the upload"
+        True, description="compute `all`, the mean of all clients' last models, for twice the upload [aggregation=mean]"
     )
 
     @field_validator("sizes", mode="before")
