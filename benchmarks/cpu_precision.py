@@ -17,6 +17,8 @@ from fedman.models.convnet import cifar_cnn, small_cnn, tiny_cnn
 from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.models.resnet import ResNet18
+from fedman.penalties import MAN
+from fedman.tasks import Classification
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "MLP 64-64-32": (MLP((64,), 10), (64,), 50),
@@ -42,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| model | parameters | fp32, ms | bf16, ms | bf16 is |\n| --- | --- | --- | --- | --- |")
     for name, (model, shape, batch) in MODELS.items():
-        ways = {precision: OneByOne(model, precision=precision) for precision in ("fp32", "bf16")}
+        ways = {precision: OneByOne(model, Classification(), MAN(), precision) for precision in ("fp32", "bf16")}
         W, x, y = flatten(model)[None], torch.randn(1, batch, *shape), torch.randint(10, (1, batch))
         times: dict[str, list[float]] = {precision: [] for precision in ways}
         for _ in range(repeats + 1):

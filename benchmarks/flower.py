@@ -44,13 +44,15 @@ from fedman.data import Dataset, load
 from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
-from fedman.flower.messages import FIGURES, LAST, LAYER, REPLY, ROUND, SERVER, UPLOAD, Order, Task
+from fedman.flower.messages import FIGURES, LAST, REPLY, ROUND, SERVER, TERM, UPLOAD, Order, SampleKind
 from fedman.flower.server_options import ServerOptions
 from fedman.flower.simulation import simulate
 from fedman.models.convnet import cifar_cnn
 from fedman.models.parameters import flatten
+from fedman.penalties import MAN
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.tasks import Classification
 
 CLIENTS, COHORT, SIZE, CLASSES = 100, 10, 500, 100
 
@@ -148,9 +150,9 @@ def print_bytes() -> None:
     """The messages of one client in one round, for the paper's CIFAR-100 model."""
     model = cifar_cnn((3, 32, 32), CLASSES)
     w, x, y = flatten(model), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
-    layers = OneByOne(model).man_terms(w[None], x, y, None)
-    figures = MetricRecord(dict.fromkeys(("loss", *(LAYER + name for name in layers)), 1.0))
-    task = json.dumps(asdict(Task((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3)))
+    terms = OneByOne(model, Classification(), MAN()).penalty_terms(w[None], x, y, None)
+    figures = MetricRecord(dict.fromkeys(("loss", *(TERM + name for name in terms)), 1.0))
+    samples = json.dumps(asdict(SampleKind((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3)))
 
     def arrays(*names: str) -> ArrayRecord:
         return ArrayRecord({name: Array(w.numpy() + i) for i, name in enumerate(names)})
@@ -162,7 +164,7 @@ def print_bytes() -> None:
     for name, kind in ALGORITHMS.items():
         names = exchange(kind())
         flat = resolve({"dataset": "cifar100", "algorithm": name, "zeta": 0.15}).flat()
-        order = Order("0" * 32, 1, 1, 1.0, 0, True, json.dumps(flat, sort_keys=True), task)
+        order = Order("0" * 32, 1, 1, 1.0, 0, True, json.dumps(flat, sort_keys=True), samples)
         reply = ConfigRecord(order.tag)
         down = wire(RecordDict({ROUND: ConfigRecord(vars(order)), SERVER: arrays(*names.down)}))
         up, lean = (

@@ -60,7 +60,7 @@ def blown_up(scratch: Path, algorithm: str, **keys: float) -> str | None:
     figures = [
         value
         for record in RunFolder(out).read_rounds()
-        for value in (record["loss"], record["lr"], *record["man"].values(), *record["test_loss"].values())
+        for value in (record["loss"], record["lr"], *record["penalty"].values(), *record["test_loss"].values())
     ]
     return None if all(map(math.isfinite, figures)) else f"{where}: recorded a number that is not finite"
 

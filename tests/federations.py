@@ -34,7 +34,7 @@ COHORTS = [[0, 2, 5], [1, 2, 3, 4], [0, 1, 5], [2, 4]]
 SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20}
 """A run of the embedded digits that takes no time, as keys of a configuration."""
 
-TASK, PENALTY = Classification(), MAN()
+TASK, PENALTY, OPTIMIZER = Classification(), MAN(), SGD()
 TRAINING = Training(zeta=0.7, lr=0.3, lr_decay=0.9, weight_decay=0.01, clip=0.5, epochs=2, batch_size=6, seed=3)
 
 
@@ -78,7 +78,7 @@ class Simulation:
 
 def simulation(
     name="fedavg", hyper=None, *, training=TRAINING, chunk=None, model=None, data=None, execution=None, longest=None,
-    graphs=None, precision="fp64", device="cpu", task=TASK, penalty=PENALTY, optimizer=SGD(),
+    graphs=None, precision="fp64", device="cpu", task=TASK, penalty=PENALTY, optimizer=OPTIMIZER,
 ) -> Simulation:  # fmt: skip
     model, data, device = model or network(), data or samples(), torch.device(device)
     size = len(flatten(model))

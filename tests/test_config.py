@@ -134,7 +134,7 @@ def test_an_algorithm_from_outside_brings_its_own_hyperparameters():
     assert resolve(given).flat() == {**SHARED, **given, "beta": 0.5, "shift": -2.0, "repeats": 4}
     assert mistakes({**given, "beta": 2}) == ["beta: should be less than or equal to 1, not 2"]
     assert mistakes({**given, "beta": 2, "repeats": 0.5, "bta": 1})[0] == "3 mistakes"
-    assert mistakes({"beta": 0.5}) == ["beta: no such key"]
+    assert mistakes({"beta": 0.5}) == ["beta: no such key; did you mean eta?"]
 
 
 def test_defaults_of_training_are_those_of_the_configuration():

@@ -6,17 +6,18 @@ Training reads plain attributes of `Config` and does not import pydantic.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.data import SPECS, is_path, lookup, partition
+from fedman.data import SPECS, is_path, lookup, natural_clients, partition
 from fedman.errors import UserError, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
@@ -25,6 +26,9 @@ from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Task
 from fedman.training.attacks import ATTACKS, Attack
 from fedman.training.settings import LrSchedule, Training
+
+if TYPE_CHECKING:
+    from fedman.data import Dataset
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
@@ -65,10 +69,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    dataset: str = Field(next(iter(SPECS)), description="data set by name, or npz:PATH for your own arrays")
+    dataset: str = Field(
+        next(iter(SPECS)), description="data set by name, or your own files: npz:PATH, leaf:PATH, images:DIR"
+    )
     data_dir: str | None = Field(None, description="where data sets lie [$FEDMAN_DATA or ~/.cache/fedman]")
     augment: bool | None = Field(None, description="mirror and crop training images [natural images only]")
-    partition: str = Field("dir0.3", description="iid, dirX (Dirichlet) or pathC (C classes a client)")
+    partition: str = Field(
+        "dir0.3", description="iid, dirX (Dirichlet), pathC (C classes a client), natural, file:PATH or module:function"
+    )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
     clients: Count = Field(100, description="N, number of clients")
@@ -82,12 +90,10 @@ class Config(BaseModel):
     penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
     aggregation: str = Field(
-        next(iter(AGGREGATIONS)),
-        description=f"rule for the clients' uploads, {', '.join(AGGREGATIONS.built_in)} or module:Name",
+        next(iter(AGGREGATIONS)), description="what counts of the clients' uploads, by name or module:Name"
     )
     attack: str = Field(
-        next(iter(ATTACKS)),
-        description=f"what hostile clients do, in the simulator: {', '.join(ATTACKS.built_in)} or module:Name",
+        next(iter(ATTACKS)), description="what hostile clients do, in the simulator, by name or module:Name"
     )
 
     rounds: Count = Field(500, description="T, number of rounds")
@@ -179,8 +185,13 @@ def config_class(parts: tuple[type[Any], ...]) -> type[Config]:
 
 
 def registered() -> tuple[type[Any], ...]:
-    """All parts that have a name."""
-    return tuple(registry[name] for registry in PARTS.values() for name in registry)
+    """All parts that have a name, but for those of installed packages that cannot be imported."""
+    parts: list[type[Any]] = []
+    for registry in PARTS.values():
+        for name in registry:
+            with suppress(UserError):
+                parts.append(registry[name])
+    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -191,13 +202,22 @@ class Preset:
     hyper: Callable[[Config], Hyper] = lambda config: {}
 
 
-def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
-    """A full configuration from a preset and given keys. All mistakes are reported together."""
+def resolve(
+    values: Mapping[str, Any],
+    preset: Preset | None = None,
+    *,
+    data: Dataset | None = None,
+    mistakes: Sequence[str] = (),
+) -> Config:
+    """A full configuration from a preset and given keys. All mistakes are reported together.
+
+    `data` are a user's own, given in Python; `mistakes` are those already found there.
+    """
     given = {**(preset.keys if preset else {}), **values}
     parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes = [*_unknown_keys(given, config), *wrong]
+    mistakes = [*mistakes, *_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += [*missing, *_check_names(config)]
     if preset and values.get("dataset") not in (None, own := preset.keys.get("dataset"), "") and own:
@@ -207,8 +227,7 @@ def resolve(values: Mapping[str, Any], preset: Preset | None = None) -> Config:
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise UserError("\n".join([f"{len(mistakes)} mistakes", *mistakes[:MAX_MISTAKES], *more]))
-    if "clients" not in config.model_fields_set and (own := partition.given_clients(config.partition, config.dataset)):
-        config = config.model_copy(update={"clients": own})
+    config = config.model_copy(update=_own_clients(given, config, data))
     of_preset = preset.hyper(config) if preset else {}
     return config.model_copy(update={k: v for k, v in of_preset.items() if k not in config.model_fields_set})
 
@@ -272,14 +291,30 @@ def _fill_defaults(config: Config) -> Config:
     )
 
 
+def _own_clients(given: Mapping[str, Any], config: Config, data: Dataset | None) -> dict[str, Any]:
+    """Partition and number of clients, where no key says them but the data or the partition do."""
+    source = config.dataset if data is None else data
+    found: dict[str, Any] = {}
+    if "partition" not in given and natural_clients(source):
+        found["partition"] = "natural"
+    if "clients" not in given:
+        count = partition.given_clients(found.get("partition", config.partition), source)
+        found |= {"clients": count} if count else {}
+    return found
+
+
 def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
-    own, known = type(config).model_fields, config_class(registered()).model_fields
-    for key, value in given.items():
-        if key not in own and key not in known:
+    own = type(config).model_fields
+    foreign = {key: value for key, value in given.items() if key not in own}
+    parts = registered() if foreign else ()
+    known = config_class(parts).model_fields
+    for key, value in foreign.items():
+        if key not in known:
             yield f"{key}: no such key{nearest(key, [*own, *known])}"
-        elif key not in own and value is not None:
-            kind = next(kind for kind in PARTS if any(key in hyperparameters(part) for part in PARTS[kind].values()))
+        elif value is not None:
+            owner = next(part for part in parts if key in hyperparameters(part))
+            kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))
             name = getattr(config, kind)
             hyper = ", ".join(hyperparameters(PARTS[kind][name]))
             yield f"{key}: {name} has no such hyper-parameter ({f'it has {hyper}' if hyper else 'it has none'})"

@@ -93,17 +93,19 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         own = {key for key, kind in get_annotations(part).items() if "ClassVar" not in str(kind)}
         if own - set(hyperparameters(part)):
             raise UserError(f"{self.kind}: {name} is not a dataclass; put @dataclass(frozen=True) before it")
-        if missing := sorted(getattr(part, "__abstractmethods__", ())):
-            raise UserError(f"{self.kind}: {name} does not define {', '.join(missing)}")
+        constants = (key for key, kind in get_annotations(self.base).items() if "ClassVar" in str(kind))
+        missing = [*getattr(part, "__abstractmethods__", ()), *(key for key in constants if not hasattr(part, key))]
+        if missing:
+            raise UserError(f"{self.kind}: {name} does not define {', '.join(sorted(missing))}")
         found: type[Part] = part
-        if not isinstance(getattr(part, "title", None), str):
-            raise UserError(f"{self.kind}: {name} has no title; give the class one, as in title = {part.__name__!r}")
         types = hints(self.kind, part, name)
         for f in fields(cast(Any, part)):
             if f.default is MISSING:
                 raise UserError(f"{self.kind}: {f.name} of {name} has no default; every hyper-parameter needs one")
             if types[f.name] not in (bool, int, float, str):
                 raise UserError(f"{self.kind}: {f.name} of {name} is {f.type}; allowed are bool, int, float and str")
+            if type(f.default) not in ((int, float) if types[f.name] is float else (types[f.name],)):
+                raise UserError(f"{self.kind}: the default of {f.name} of {name} is {f.default!r}, not {f.type}")
         return found
 
     @property
@@ -126,7 +128,7 @@ def find(kind: str, name: str, known: Mapping[str, object] = {}) -> Any:
         raise UserError(f"{kind}: no {kind} named {name!r}{nearest(name, known)}")
     try:
         found = _import(module)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         why = f"{type(error).__name__}: {error}".split("\n")[0]
         raise UserError(f"{kind}: {name} cannot be imported ({why})") from error
     for step in attribute.split("."):

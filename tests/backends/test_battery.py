@@ -73,29 +73,13 @@ def test_a_run_stacked_with_others(case, execution):
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
     """Clients with samples of their own behind real messages; the model is the reference's network."""
-    from fedman.config import resolve
-    from fedman.flower.server import serve
-    from fedman.flower.server_options import ServerOptions
-    from fedman.runs import build
-    from tests.flower.local_grid import LocalGrid
+    from tests.flower.local_grid import serve_samples
 
     name, hyper = CASES[case]
     data = samples()
     data = replace(data, x=data.x.float().double())  # files of numbers are float32
-    monkeypatch.setattr(build, "initial_model", lambda *given: network())
-    x, y = data.x.numpy(), data.y.numpy()
-    np.savez(tmp_path / "server.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    grid = LocalGrid.of(len(SIZES), tmp_path / "memory")
-    for k, part in enumerate(data.parts):
-        np.savez(tmp_path / f"client{k}.npz", x=x[part], y=y[part])
-        grid.nodes[100 + k]["data"] = str(tmp_path / f"client{k}.npz")
-    config = resolve({
-        "dataset": f"npz:{tmp_path}/server.npz", "clients": len(SIZES), "participation": 1.0,
-        "algorithm": name, **hyper, "precision": "fp64", "chunk": chunk,
-        **{f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)}, "rounds": len(EVERYONE),
-    })  # fmt: skip
-    service = ServerOptions(sizes=tuple(SIZES), wait=0.2, round_timeout=5.0, retries=0)
-    result = serve(grid, config, service, out=tmp_path / "out", device="cpu")
+    keys = {f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)} | {"rounds": len(EVERYONE), "chunk": chunk}
+    result = serve_samples(data, network, {"algorithm": name, **hyper, **keys}, tmp_path, monkeypatch)
     want = expected(name, hyper, data, EVERYONE)
     for model, parameters in result.models.items():
         w = torch.cat([v.flatten() for v in parameters.values()])

@@ -24,6 +24,22 @@ def test_names_need_neither_numpy_nor_anything_heavy() -> None:
     assert out.split() == ["digits", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist", "shakespeare"]
 
 
+def test_what_is_public_is_listed_and_there() -> None:
+    assert set(data.__all__) <= set(dir(data))
+    assert all(getattr(data, name) is not None for name in data.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'from_nowhere'"):
+        data.from_nowhere  # noqa: B018
+
+
+def test_users_own_files_have_a_scheme() -> None:
+    for name in ("npz:a", "npz:~/a.npz", "a/b.npz", "leaf:a", "images:a b", "images:C:/x"):
+        assert data.is_path(name)
+    for name in ("digits", "images", "leaf", "npz", "csv:a", "", ":a"):
+        assert not data.is_path(name)
+    with pytest.raises(UserError, match="npz:PATH, leaf:PATH, images:DIR"):
+        data.load("csv:a")
+
+
 def test_facts_of_the_paper() -> None:
     spec = catalog.SPECS["cifar100"]
     assert (spec.classes, spec.shape, spec.train, spec.test) == (100, (3, 32, 32), 50_000, 10_000)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +39,13 @@ def nothing(labels, clients, seed):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with a user's module."""
-    (tmp_path / "my_parts.py").write_text(MODULE)
+    (tmp_path / "given_parts.py").write_text(MODULE)
     (tmp_path / "broken_module.py").write_text("import nowhere_to_be_found")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("given_parts", None)
 
 
 def own(**more: object) -> data.Dataset:
@@ -82,11 +85,11 @@ def test_torch_tensors_are_lists_too() -> None:
 
 
 def test_a_function_of_the_user(place: Path) -> None:
-    parts = partition.clients_of(own(), "my_parts:halves", 4, seed=5)
+    parts = partition.clients_of(own(), "given_parts:halves", 4, seed=5)
     expected = np.array_split(np.random.default_rng(5).permutation(12), 4)
     assert lists(parts) == [sorted(part.tolist()) for part in expected]
-    assert lists(partition.clients_of(own(), "my_parts:owners", 3)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert partition.given_clients("my_parts:halves", own()) is None
+    assert lists(partition.clients_of(own(), "given_parts:owners", 3)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert partition.given_clients("given_parts:halves", own()) is None
     assert partition.given_clients("dir0.3", own()) is None
 
 
@@ -140,10 +143,10 @@ def npy_header(shape: str) -> bytes:
 BAD = {
     "natural of data without clients": (lambda: "natural", "custom has no clients of its own"),
     "sizes of given clients": (lambda: WANTED, "unbalanced: 0.5 is not possible with partition", {"sigma": 0.5}),
-    "sizes of a function": (lambda: "my_parts:halves", "unbalanced: 0.5", {"sigma": 0.5}),
+    "sizes of a function": (lambda: "given_parts:halves", "unbalanced: 0.5", {"sigma": 0.5}),
     "another number of clients": (lambda: WANTED, "partition: has 3 parts for 5 clients", {"clients": 5}),
     "a rule without a number": (lambda: "dir0.3", "clients: partition dir0.3 needs their number", {"clients": None}),
-    "a function without a number": (lambda: "my_parts:halves", "clients: partition my_parts", {"clients": None}),
+    "a function without a number": (lambda: "given_parts:halves", "clients: partition given_parts", {"clients": None}),
     "an empty client": (lambda: [[0], [], [1]], "client 1: has no samples"),
     "overlapping clients": (lambda: [[0], [1, 2], [2]], "clients 1 and 2 both have sample 2"),
     "beyond the samples": (lambda: [[0], [1, 12], [2]], "client 1: has sample 12"),
@@ -151,13 +154,13 @@ BAD = {
     "a list of mixed things": (lambda: [0, [1], [2]], "not an array of numbers"),
     "a number": (lambda: 3, "is int; wanted is a list of index arrays"),
     "no such module": (lambda: "my_part:halves", "No module named 'my_part'"),
-    "no such function": (lambda: "my_parts:halfs", "my_parts has no halfs; did you mean halves"),
+    "no such function": (lambda: "given_parts:halfs", "given_parts has no halfs; did you mean halves"),
     "a module that fails": (lambda: "broken_module:f", "nowhere_to_be_found"),
-    "not a function": (lambda: "my_parts:table", "is dict, not a function of labels, clients and seed"),
-    "a function that fails": (lambda: "my_parts:broken", "my_parts:broken: the function raised KeyError"),
-    "a function that writes": (lambda: "my_parts:writes", "raised ValueError: assignment destination is read-only"),
-    "a function's empty client": (lambda: "my_parts:empty", "client 1: has no samples", {"clients": 2}),
-    "a function that returns nothing": (lambda: "my_parts:nothing", "is NoneType; wanted is a list"),
+    "not a function": (lambda: "given_parts:table", "is dict, not a function of labels, clients and seed"),
+    "a function that fails": (lambda: "given_parts:broken", "given_parts:broken: the function raised KeyError"),
+    "a function that writes": (lambda: "given_parts:writes", "raised ValueError: assignment destination is read-only"),
+    "a function's empty client": (lambda: "given_parts:empty", "client 1: has no samples", {"clients": 2}),
+    "a function that returns nothing": (lambda: "given_parts:nothing", "is NoneType; wanted is a list"),
     "a function of other arguments": (lambda: lambda labels: [labels], "raised TypeError"),
     "only its fingerprint": (lambda: "custom-0123456789ab", "was given in Python"),
     "no such file": (lambda: "file:nowhere.json", "nowhere.json"),

@@ -6,10 +6,12 @@ Messages are serialised and deserialised, as over a network.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
@@ -17,8 +19,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
 
 from fedman.flower import client
+from fedman.training.batches import Samples
 
 Alter = Callable[[Message, Message], Message | Exception | None]
 """(order, reply) -> what arrives in place of the reply: None for nothing, an exception if it cannot be unpacked."""
@@ -90,3 +94,25 @@ def serialised(message: Message) -> Message:
         parts = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
         content = inflate_object_from_contents(content.object_id, parts)
     return make_message(message.metadata, content=content, error=message.error if message.has_error() else None)
+
+
+def serve_samples(
+    data: Samples, model: Callable[[], nn.Module], keys: Mapping[str, Any], folder: Path, monkeypatch, **node: str
+):
+    """The result of a run in which every client of `data` has a file of samples of its own; all take part in every
+    round. `model` replaces the configured one; `node` is what every node is started with."""
+    from fedman.config import resolve
+    from fedman.flower.server import serve
+    from fedman.flower.server_options import ServerOptions
+    from fedman.runs import build
+
+    monkeypatch.setattr(build, "initial_model", lambda *given: model())
+    x, y, sizes = data.x.numpy(), data.y.numpy(), [len(part) for part in data.parts]
+    np.savez(folder / "server.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    grid = LocalGrid.of(len(sizes), folder / "memory", **node)
+    for k, part in enumerate(data.parts):
+        np.savez(folder / f"client{k}.npz", x=x[part], y=y[part])
+        grid.nodes[100 + k]["data"] = str(folder / f"client{k}.npz")
+    own = {"dataset": f"npz:{folder}/server.npz", "clients": len(sizes), "participation": 1.0, "precision": "fp64"}
+    service = ServerOptions(sizes=tuple(sizes), wait=0.2, round_timeout=5.0, retries=0)
+    return serve(grid, resolve({**own, **keys}), service, out=folder / "out", device="cpu")

@@ -27,9 +27,9 @@ METADATA = Metadata(
 RUN = "0123456789abcdef" * 2
 ORIGIN = np.linspace(-1, 1, P, dtype=np.float32)
 EARLIER = np.ones(P, np.float32)
-ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, keep_last=True, settings="{}", task="{}")
+ORDER = Order(RUN, 3, 1, relative_size=1.0, accepted=2, keep_last=True, settings="{}", samples="{}")
 EXPECTED = Expected(
-    ORDER, arrays=("w", "last"), figures=("loss", "man.relu"), theta=ORIGIN, bound=10.0, last=digest(EARLIER)
+    ORDER, arrays=("w", "last"), figures=("loss", "penalty.relu"), theta=ORIGIN, bound=10.0, last=digest(EARLIER)
 )
 
 
@@ -39,7 +39,7 @@ def reply(w: object = None, /, **changed: object) -> Message:
     records = {
         "reply": ConfigRecord({"run": RUN, "round": 3, "client": 1}),
         "upload": ArrayRecord({"w": w if isinstance(w, Array) else Array(w), "last": Array(EARLIER)}),
-        "figures": MetricRecord({"loss": 0.5, "man.relu": 2.0}),
+        "figures": MetricRecord({"loss": 0.5, "penalty.relu": 2.0}),
         **changed,
     }
     content = RecordDict({name: record for name, record in records.items() if record is not None})
@@ -57,7 +57,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def with_figures(**figures: object) -> MetricRecord:
-    return MetricRecord({"loss": 0.5, "man.relu": 2.0, **figures})
+    return MetricRecord({"loss": 0.5, "penalty.relu": 2.0, **figures})
 
 
 def tagged(**fields: object) -> ConfigRecord:
@@ -122,7 +122,7 @@ def test_an_honest_reply_is_read_bit_for_bit():
     assert list(found.arrays) == ["w", "last"]
     assert found.arrays["w"].tobytes() == (ORIGIN + 1).tobytes()
     assert found.arrays["w"].dtype == np.float32
-    assert found.figures == {"loss": 0.5, "man.relu": 2.0}
+    assert found.figures == {"loss": 0.5, "penalty.relu": 2.0}
     assert found.moved == pytest.approx(P**0.5)
 
 

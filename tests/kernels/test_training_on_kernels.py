@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -11,11 +13,14 @@ from fedman.execution.stacked_kernels import StackedKernels
 from fedman.execution.vmapped import Vmapped
 from fedman.models.convnet import ConvNet
 from fedman.models.mlp import MLP
+from fedman.penalties import MAN, ActivationL1, HiddenMAN, LogitsMAN
+from fedman.penalties.activation_norms import MeanSquares
 from fedman.penalties.man import mean_square, mean_square_and_variance
+from fedman.tasks import Classification, MultiLabel
 from fedman.training.batches import Samples
 from fedman.training.settings import Training
 from tests.cases import CASES
-from tests.federations import Simulation, simulation
+from tests.federations import PENALTY, TASK, Simulation, simulation
 
 
 def machine(
@@ -61,8 +66,8 @@ def test_follows_the_plain_module(name, groups, device, monkeypatch):
     plain, fast = results
     assert (plain[0] - fast[0]).norm() / plain[0].norm() < 1e-3
     assert fast[1].loss == pytest.approx(plain[1].loss, rel=1e-4)
-    assert fast[1].man == pytest.approx(plain[1].man, rel=1e-3)
-    assert list(fast[1].man) == list(plain[1].man) == ["relus.0", "relus.1", "relus.2", "output"]
+    assert fast[1].penalty == pytest.approx(plain[1].penalty, rel=1e-3)
+    assert list(fast[1].penalty) == list(plain[1].penalty) == ["relus.0", "relus.1", "relus.2", "output"]
     assert fast[2][1] == pytest.approx(plain[2][1], rel=1e-4)
 
 
@@ -83,8 +88,8 @@ def test_without_logits_and_without_man(device, monkeypatch):
     """ζ = 0 and man_logits = false reach the kernels."""
     moves = []
     for accelerated in (False, True):
-        for zeta, output in ((0.0, True), (0.3, False)):
-            built = machine(device, accelerated, monkeypatch, zeta=zeta, output=output)
+        for zeta, penalty in ((0.0, MAN()), (0.3, MAN(man_logits=False))):
+            built = machine(device, accelerated, monkeypatch, zeta=zeta, penalty=penalty)
             state = built.start()
             built.round(state, [0, 1, 2])
             moves.append(state.server["w"] - built.start().server["w"])
@@ -93,25 +98,58 @@ def test_without_logits_and_without_man(device, monkeypatch):
     assert (moves[0] - moves[1]).norm() / moves[0].norm() > 1e-2
 
 
-def test_measures_of_chosen_layers(device, monkeypatch):
+@dataclass(frozen=True)
+class Chosen(MeanSquares):
     """The authors' Tiny-ImageNet term in small: a layer left out, the variance of another added, no logits."""
-    layers = {"relus.0": mean_square, "relus.2": mean_square_and_variance}
+
+    title = "chosen"
+
+    def measured(self):
+        return {"relus.0": mean_square, "relus.2": mean_square_and_variance}, False
+
+
+@dataclass(frozen=True)
+class Absolute(MeanSquares):
+    """A measure that the kernels do not know."""
+
+    title = "absolute"
+
+    def measured(self):
+        return {"relus.0": lambda a: a.flatten(1).abs().mean(1)}, True
+
+
+@dataclass(frozen=True)
+class Own(Classification):
+    """A task of a user, which may do anything."""
+
+
+def test_measures_of_chosen_layers(device, monkeypatch):
     results = []
     for accelerated in (False, True):
-        built = machine(device, accelerated, monkeypatch, output=False, layers=layers)
+        built = machine(device, accelerated, monkeypatch, penalty=Chosen())
         state = built.start()
         outcome = built.round(state, [0, 2])
-        results.append((state.server["w"] - built.start().server["w"], outcome.man))
+        results.append((state.server["w"] - built.start().server["w"], outcome.penalty))
     (plain, terms), (fast, fast_terms) = results
     assert (plain - fast).norm() / plain.norm() < 1e-3
-    assert list(fast_terms) == list(terms) == list(layers)
+    assert list(fast_terms) == list(terms) == ["relus.0", "relus.2"]
     assert fast_terms == pytest.approx(terms, rel=1e-3)
 
 
-def test_other_models_and_measures_are_left_to_the_plain_module(device, monkeypatch):
+def test_what_else_is_left_to_the_plain_module(device, monkeypatch):
+    """Models, tasks, penalties and precisions that the kernels do not serve."""
     monkeypatch.setattr(kernels, "available", lambda device: True)
-    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,))
-    layers = {"relus.0": lambda a: a.flatten(1).abs().mean(1)}
-    assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3), StackedKernels)
-    assert isinstance(choose(model, (3, 8, 8), device, "fp32", 3, layers=layers), Vmapped)
-    assert isinstance(choose(MLP((3, 8, 8), 3), (3, 8, 8), device, "fp32", 3), Vmapped)
+    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,)).to(device)
+    example = torch.rand(2, 3, 8, 8, device=device), torch.tensor([0, 2], device=device)
+
+    def chosen(model=model, task=TASK, penalty=PENALTY, precision="fp32", example=example):
+        return type(choose(model, task, penalty, precision, device, 3, example, (3, 8, 8)))
+
+    for penalty in (MAN(), MAN(man_logits=False), HiddenMAN(), LogitsMAN(), Chosen()):
+        assert chosen(penalty=penalty) is StackedKernels
+    assert chosen(penalty=Absolute()) is Vmapped
+    assert chosen(penalty=ActivationL1()) is Vmapped
+    assert chosen(task=Own()) is Vmapped
+    assert chosen(task=MultiLabel(), example=(example[0], torch.ones(2, 3, device=device))) is Vmapped
+    assert chosen(model=MLP((3, 8, 8), 3).to(device)) is Vmapped
+    assert chosen(model=model.double(), precision="fp64", example=(example[0].double(), example[1])) is Vmapped

@@ -1,7 +1,7 @@
 """Records of a run as they are written."""
 
 RECORD = {
-    "round": 1, "cohort": [0], "quarantined": [], "lr": 0.1, "loss": 1.0, "man": {"0": 1.0},
+    "round": 1, "cohort": [0], "quarantined": [], "lr": 0.1, "loss": 1.0, "penalty": {"0": 1.0},
     "accuracy": {"all": 50.0}, "test_loss": {"all": float("inf")}, "seconds": 0.1,
 }  # fmt: skip
 

@@ -24,8 +24,9 @@ from fedman.execution.vmapped import Vmapped
 from fedman.models import build
 from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
-from fedman.runs.build import man_layers
+from fedman.penalties import MAN
 from fedman.runs.folder import RunFolder
+from fedman.tasks import Classification
 from tests.federations import SMALL
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
@@ -93,7 +94,7 @@ def test_what_a_run_writes(tmp_path):
     assert [r["lr"] for r in records] == [0.1 * 0.998**t for t in range(5)]
     first = next((r["round"] for r in records if r["accuracy"]["all"] >= 30), None)
     assert summary["rounds_to_target"] == first
-    assert list(records[0]["man"]) == ["relus.0", "relus.1", "output"]
+    assert list(records[0]["penalty"]) == ["relus.0", "relus.1", "output"]
     models = load_file(tmp_path / "model.safetensors")
     module = build("mlp", (1, 8, 8), 10)
     for name in ("all", "sel", "cloud"):
@@ -229,7 +230,7 @@ def test_a_users_own_module_and_arrays():
     )  # fmt: skip
     assert result.accuracy > 85
     assert (result.summary["config"]["model"], result.summary["config"]["dataset"]) == ("custom", "custom")
-    assert list(result.rounds[0]["man"]) == ["gelu", "output"] or list(result.rounds[0]["man"]) == [
+    assert list(result.rounds[0]["penalty"]) == ["gelu", "output"] or list(result.rounds[0]["penalty"]) == [
         "gelu#1",
         "output",
     ]
@@ -237,7 +238,7 @@ def test_a_users_own_module_and_arrays():
 
 
 def test_man_lowers_the_activations_it_counts():
-    plain, man = (fedman.run(**{**SMALL, "rounds": 15}, zeta=zeta).rounds[-1]["man"] for zeta in (0.0, 0.5))
+    plain, man = (fedman.run(**{**SMALL, "rounds": 15}, zeta=zeta).rounds[-1]["penalty"] for zeta in (0.0, 0.5))
     assert sum(man.values()) < 0.7 * sum(plain.values())
 
 
@@ -251,7 +252,7 @@ def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)
     model = build("tiny_cnn", (3, 64, 64), 5)
-    stacked = Vmapped(model, output=False, layers=man_layers("tiny_cnn", "tiny-code"))
+    stacked = Vmapped(model, Classification(), MAN(man_variant="tiny-code", man_logits=False))
     x, y = torch.randn(1, 6, 3, 64, 64), torch.zeros(1, 6, dtype=torch.long)
     maps = []
     for relu in model.relus:
@@ -259,5 +260,5 @@ def test_tiny_code_variant_is_the_authors_term():
     model(x[0])
     a1, a2, _, a4, a5 = maps
     want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
-    terms = stacked.man_terms(flatten(model)[None], x, y, None)
+    terms = stacked.penalty_terms(flatten(model)[None], x, y, None)
     torch.testing.assert_close(sum(terms.values())[0], want)

@@ -93,7 +93,7 @@ DAMAGED = [
     json.dumps(RECORD | {"round": "two"}),
     json.dumps(RECORD | {"accuracy": {"all": 1e308}}),
     json.dumps(RECORD | {"loss": float("nan")}),
-    json.dumps(RECORD | {"man": {"\ud800": 1.0}}),
+    json.dumps(RECORD | {"penalty": {"\ud800": 1.0}}),
     "[" * 100_000,
     "[]",
     "\0" * 10,

@@ -43,14 +43,16 @@ def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
     ]
     assert [c.config.hyper for c in grid] == [{}] * 4 + [{"alpha": 0.1}] * 4
     assert played(grid, tmp_path) == [c.name for c in grid]
-    header, lines = sweep.table(grid, tmp_path)
+    (table,) = sweep.tables(grid, tmp_path)
+    header, lines = table.header, table.rows
+    assert table.title == "test accuracy of the mean of all clients, %"
     assert header == ["method", "plain", "+MAN ζ=0.15", "gain"]
     assert [line[0] for line in lines] == ["FedAvg", "FedDyn"]
     plain = [headline(RunFolder(tmp_path / grid[i].name).ending()) for i in (0, 1)]
     assert lines[0][1] == f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"
     (tmp_path / grid[3].name / "summary.json").unlink()
     assert played(grid, tmp_path) == [grid[3].name]
-    assert sweep.table(grid, tmp_path) == (header, lines)
+    assert sweep.tables(grid, tmp_path) == [table]
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
         sweep.unfinished([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], tmp_path)
 
@@ -102,5 +104,5 @@ def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
     assert len(said) == 1
     assert "not finite" in said[0]
     good = headline(RunFolder(tmp_path / grid[1].name).ending())
-    assert [line[1:] for line in sweep.table(grid, tmp_path)[1]] == [["diverged"], [f"{good:.2f}"]]
+    assert [line[1:] for line in sweep.tables(grid, tmp_path)[0].rows] == [["diverged"], [f"{good:.2f}"]]
     assert sweep.unfinished(grid, tmp_path) == []

@@ -110,9 +110,10 @@ def sweep(
     work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
     with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
         sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
-    header, lines = sweep.table(grid, out)
-    print_table(f"test accuracy of the mean of all clients, %, {out}", header, lines)
-    write_text(out / "table.md", markdown(header, lines))
+    made = sweep.tables(grid, out)
+    for table in made:
+        print_table(f"{table.title}, {out}", table.header, table.rows)
+    write_text(out / "table.md", "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in made))
 
 
 @app.command()
@@ -124,7 +125,7 @@ def results(
         Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
     ] = None,
 ) -> None:
-    """Finished runs as one small file: a JSON line each, with summary and accuracy curve.
+    """Finished runs as one small file: a JSON line each, with summary and curve.
 
     fedman results runs/paper-cifar100 --out results/cifar100.jsonl
     """
@@ -155,22 +156,24 @@ app.command()(flatness)
 
 @app.command(name="list")
 def print_listing() -> None:
-    """Algorithms with their hyper-parameters, data sets, models, presets, and all keys."""
-    from fedman.config import KEYS, resolve
+    """Algorithms and all other parts with their hyper-parameters, data sets, models, presets, all keys."""
+    from fedman.config import KEYS, PARTS, resolve
     from fedman.data import SCHEMES, SPECS
     from fedman.models import MODELS
     from fedman.paper.presets import PRESETS, SWEEPS
 
-    typer.echo("algorithms")
-    for name, algorithm in ALGORITHMS.items():
-        hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(algorithm).items())
-        typer.echo(f"  {name:14} {algorithm.title:9} {hyper}".rstrip())
+    for registry in reversed(PARTS.values()):
+        typer.echo(f"{registry.group.removeprefix('fedman.')} (or module:Name, your own)")
+        width = max(len(part.title) for part in registry.values())
+        for name, part in registry.items():
+            hyper = " ".join(f"{k}={v}".lower() for k, v in hyperparameters(part).items() if k not in KEYS)
+            typer.echo(f"  {name:14} {part.title:{width}} {hyper}".rstrip())
     typer.echo("data sets")
     for name, spec in SPECS.items():
         typer.echo(f"  {name:14} {spec.content}, model {spec.model}")
     for scheme in SCHEMES.values():
         typer.echo(f"  {scheme.form:14} {scheme.title}")
-    typer.echo(f"models\n  {' '.join(MODELS)}")
+    typer.echo(f"models (or module:builder, your own)\n  {' '.join(MODELS)}")
     typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
@@ -185,9 +188,9 @@ def print_listing() -> None:
         default = "" if field.default in (None, "") else f" [{field.default}]".lower()
         typer.echo(f"  {name:18} {field.description}{default}")
     owners: dict[tuple[str, str], list[str]] = {}
-    for algorithm in ALGORITHMS.values():
-        for own in fields(algorithm):
-            owners.setdefault((own.name, own.metadata["description"]), []).append(algorithm.title)
+    for part in (part for registry in PARTS.values() for part in registry.values()):
+        for own in (own for own in fields(part) if own.name not in KEYS):
+            owners.setdefault((own.name, own.metadata.get("description", "")), []).append(part.title)
     for (name, description), titles in owners.items():
         typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
 

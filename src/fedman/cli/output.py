@@ -20,15 +20,26 @@ def print_message(message: str) -> None:
 
 
 def print_result(config: Config, summary: Summary, out: Path) -> None:
-    """The result of a run in two lines."""
-    from fedman.runs.records import figure, headline_of
+    """The result of a run in a few lines: the headline of each model, other figures, the clients, where it is."""
+    from fedman.runs.records import Headline, figures, headline_of
 
-    best = headline_of(summary)
-    accuracy = "  ".join(f"{name} {best.shown(value)}" for name, value in figure(summary, best.name).items())
+    compared = headline_of(summary)
+    found = {
+        name: "  ".join(f"{model} {Headline(name).shown(value)}" for model, value in values.items())
+        for name, values in figures(summary).items()
+    }
+    named = "" if compared == Headline() else f"{compared.name} "
     reached = summary["rounds_to_target"] or f"{config.rounds}+"
-    target = f"; {config.target:g}{' %' if best.name == 'accuracy' else ''} in round {reached}" if config.target else ""
+    target = f"; {config.target:g}{compared.unit} in round {reached}" if config.target else ""
     how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
-    typer.echo(f"{config.method}: {accuracy}{target}; {how}")
+    typer.echo(f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}")
+    for name, values in found.items():
+        typer.echo(f"{name} {values}")
+    if "clients" in summary:
+        own = summary["clients"]
+        of = {"mean": own["mean"], "worst tenth": own["worst_tenth"], "spread": own["spread"]}
+        shown = "  ".join(f"{what} {compared.shown(value)}" for what, value in of.items())
+        typer.echo(f"clients on their own samples: {compared.name} {shown}")
     typer.echo(f"written to {out}")
 
 

@@ -31,12 +31,12 @@ def format_round(record: RoundRecord) -> str:
     """Loss and headline of a round in a few words."""
     from fedman.runs.records import Headline, figures
 
+    words = [f"loss {record['loss']:.3f}"]
     name, values = next(iter(figures(record).items()), ("", {}))
-    shown = (
-        f"{name + ' ' if name != 'accuracy' else ''}{Headline(name).shown(values['all'])}" if "all" in values else ""
-    )
+    if "all" in values:
+        words += [name] * (name != Headline.name) + [Headline(name).shown(values["all"])]
     lost = f", {len(record['quarantined'])} quarantined" if record["quarantined"] else ""
-    return f"loss {record['loss']:.3f} {shown}{lost}"
+    return f"{' '.join(words)}{lost}"
 
 
 @contextmanager

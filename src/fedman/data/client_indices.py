@@ -43,8 +43,9 @@ def check_parts(
 def _indices(where: str, part: Any, samples: int) -> np.ndarray:
     try:
         array = np.asarray(part)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{where}: is not an array of indices ({str(error).splitlines()[0][:80]})") from error
+    except Exception as error:  # a user's object may raise anything
+        why = " ".join(str(error).split())[:80] or type(error).__name__
+        raise UserError(f"{where}: is not an array of indices ({why})") from error
     if array.size == 0:
         raise UserError(f"{where}: has no samples")
     if array.dtype.kind not in "iu" or array.ndim != 1:

@@ -180,8 +180,9 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 def _array(field: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{field} is not an array of numbers: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a user's object may raise anything
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{field} is not an array of numbers: {why}") from error
     if array.dtype.kind not in "biuf":
         raise UserError(f"{field} has dtype {array.dtype}; allowed are real numbers")
     if array.size == 0:

@@ -127,8 +127,9 @@ def _owners(where: str, given: Any) -> np.ndarray | None:
         return None
     try:
         owners = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{where}: is not an array of numbers ({str(error).splitlines()[0][:80]})") from error
+    except Exception as error:  # a user's object may raise anything
+        why = " ".join(str(error).split())[:80] or type(error).__name__
+        raise UserError(f"{where}: is not an array of numbers ({why})") from error
     if owners.ndim == 2:
         return None
     if owners.ndim != 1 or owners.size == 0 or owners.dtype.kind not in "iu":

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedman.execution.one_by_one import OneByOne
+from fedman.execution.recurrent import unroll
+from fedman.penalties import Penalty
+from fedman.tasks import Task
 
 
 class Vmapped(OneByOne):
-    """The module vectorised over the rows; a single row is evaluated plainly."""
+    """The module vectorised over the rows; a single row is evaluated plainly.
+
+    Recurrent layers are written out, and attention is computed by plain products: the fused forms of both cannot be
+    stacked.
+    """
 
     stacks = True
 
+    def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
+        super().__init__(model, task, penalty, precision)
+        self._plain, self._tapped = unroll(self._plain), unroll(self._tapped)
+
     def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        if len(W) == 1:
-            return super().losses(W, x, y, weight, penalised)
-        stack = vmap(self._loss, in_dims=(0, 0, 0, None if weight is None else 0, None))
-        return stack(W, x, y, weight, penalised)
+        with sdpa_kernel(SDPBackend.MATH):
+            if len(W) == 1:
+                return super().losses(W, x, y, weight, penalised)
+            stack = vmap(self._loss, in_dims=(0, 0, 0, None if weight is None else 0, None))
+            return stack(W, x, y, weight, penalised)

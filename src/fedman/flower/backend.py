@@ -142,9 +142,10 @@ class FlowerBackend:
         clients = sorted(good)
         used = [good[k] for k in clients]
         sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in used]) for n in self.exchange.up}
-        memory = {name: torch.zeros_like(sent["w"]) for name in algorithm.client}  # of no influence on what follows
         hp = federation.local(round, clients, [self.steps[k] for k in clients])
-        _, follows = algorithm.finish(sent["w"], server, memory, hp)
+        kept = (*algorithm.client, *algorithm.scratch)
+        memory = {name: torch.zeros_like(sent["w"]) for name in kept}  # of no influence on what follows
+        _, follows = algorithm.finish(sent["w"], server, {**memory, **algorithm.begin(server, memory, hp)}, hp)
         last = [reply.arrays.get(LAST) for reply in used]
         figures = {
             name.removeprefix(TERM): sent["w"].new_tensor([reply.figures[name] for reply in used], dtype=torch.float64)

@@ -32,8 +32,8 @@ class ClientMemory:
         self.root, self.tag = root, {"run": run, "client": str(client)}
         self.folder = root / run / f"client-{client:06d}"
 
-    def load(self, round: int, names: tuple[str, ...], like: Tensor) -> dict[str, Tensor]:
-        """The vectors saved in `round`, each with the shape and dtype of `like`.
+    def load(self, round: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The vectors saved in `round`: those of `like`, each with the shape and dtype of the one there.
 
         A file that is missing, damaged or of another client, run or round is refused.
         """
@@ -50,11 +50,12 @@ class ClientMemory:
         wrong = [field for field, value in self._tag(round, found).items() if tag.get(field) != value]
         if wrong:
             raise UserError(f"memory: {name} is not of this client, run and round; {', '.join(wrong)} differs")
-        if set(found) != set(names) or any(v.shape != like.shape or v.dtype != like.dtype for v in found.values()):
-            shown = ", ".join(f"{field} {v.dtype} {list(v.shape)}" for field, v in found.items())
-            raise UserError(
-                f"memory: {name} holds {shown}; wanted are {', '.join(names)} {like.dtype} {list(like.shape)}"
-            )
+        held, wanted = (
+            ", ".join(f"{field} {v.dtype} {list(v.shape)}" for field, v in sorted(vectors.items()))
+            for vectors in (found, like)
+        )
+        if held != wanted:
+            raise UserError(f"memory: {name} holds {held}; wanted are {wanted}")
         return found
 
     def save(self, round: int, vectors: Mapping[str, Tensor]) -> None:

@@ -29,9 +29,9 @@ def exchange(algorithm: Algorithm) -> Exchange:
     uploads = []
     for kept in (0.0, 0.7):  # with two memories: what changes with the memory must come from the client
         memory = {name: torch.full((1, 1), kept) for name in algorithm.client}
-        scratch = {name: torch.zeros(1, 1) for name in algorithm.scratch}
         memory |= algorithm.begin(server, memory, _HP)
-        algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, {**memory, **scratch}, _HP)
+        memory |= {name: torch.full((1, 1), kept) for name in algorithm.scratch}
+        algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, memory, _HP)
         uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, _HP)[1])
     down = tuple(name for name in algorithm.server if name in server)
     up = tuple(name for name in uploads[0] if name == "w" or not torch.equal(uploads[0][name], uploads[1][name]))

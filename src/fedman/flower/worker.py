@@ -46,8 +46,8 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
     memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
-    names = (*federation.memory, *([LAST] if order.keep_last else []))
-    kept = memory.load(order.accepted, names, w.cpu()) if names and order.accepted >= 0 else {}
+    remembers = {**federation.memory, **({LAST: w} if order.keep_last else {})}
+    kept = memory.load(order.accepted, remembers) if remembers and order.accepted >= 0 else {}
     remembered = {name: kept.get(name, start).to(w.device)[None] for name, start in federation.memory.items()}
 
     with one_thread_each(federation.device), matmul_precision(built.precision):
@@ -55,8 +55,8 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
         result = run_local_steps(local, built.executor)
     leaves, upload = federation.finish(local, result, vectors)
-    if names:
-        memory.save(order.round, {name: ({**leaves, LAST: result.w})[name][0] for name in names})
+    if remembers:
+        memory.save(order.round, {name: ({**leaves, LAST: result.w})[name][0] for name in remembers})
     sent = {name: upload[name][0] for name in travels.up}
     if LAST in kept:
         sent[LAST] = kept[LAST]

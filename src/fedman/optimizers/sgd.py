@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,14 @@ class SGD(LocalOptimizer):
         return w - hp.lr * (d + self.momentum * v if self.nesterov else v), {"v": v}
 
     def reach(self, norm: float, steps: int, size: int, lr: float, clip: float, decay: float) -> float:
-        """r ← r + η‖v‖ with ‖v‖ ≤ μ‖v‖ + C + λ(‖θ‖ + r). A velocity kept from earlier rounds is at most that of
-        endless steps, and so this bounds the first."""
-        r = v = 0.0
+        """r ← r + η(C + λ(‖θ‖ + r))/(1 − μ): a velocity is at most that of endless steps, also one that was kept from
+        earlier rounds, and so is d + μv of Nesterov's form."""
+        if math.isinf(clip):
+            return math.inf
+        r = 0.0
         for _ in range(steps):
             d = clip if self.decay_inside else clip + decay * (norm + r)
-            v = d / (1 - self.momentum)
-            r += lr * (d + self.momentum * v if self.nesterov else v)
+            r += lr * d / (1 - self.momentum)
         return r
 
 

@@ -41,6 +41,16 @@ PRESETS["digits"] = Preset(
 )
 
 
+_TEXT = {
+    "dataset": "shakespeare", "cohort": "fixed", "rounds": 100, "epochs": 1, "batch_size": 10, "weight_decay": 0.0,
+    "eval_every": 5,
+}  # fmt: skip
+PRESETS["shakespeare"] = Preset({**_TEXT, "model": "lstm", "lr": 0.8, "lr_schedule": "constant"})  # LEAF's settings
+PRESETS["shakespeare-transformer"] = Preset(
+    {**_TEXT, "model": "transformer", "optimizer": "adamw", "lr": 1e-3, "lr_schedule": "cosine", "warmup": 5}
+)
+
+
 def _grid(dataset: str, algorithms: tuple[str, ...], zetas: tuple[float, ...], **axes: tuple[str, ...]) -> Grid:
     shared = {"algorithm": algorithms, "partition": ("dir0.3",), "zeta": tuple(f"{zeta:g}" for zeta in zetas)}
     return Grid(PRESETS[f"{dataset}-dir0.3"], {**shared, "seed": ("0",), **axes})

@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from math import nan
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedman.backends.base import Backend
 from fedman.config import Config
@@ -27,7 +26,8 @@ from fedman.runs import checkpoint
 from fedman.runs.atomic import write_toml
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures, headline
+from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures
+from fedman.runs.result import Result
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import tensorboard
 from fedman.runs.version import version
@@ -38,31 +38,12 @@ from fedman.training.round import Schedule
 from fedman.training.state import RunState
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    summary: Summary
-    rounds: list[RoundRecord]  # the records, one a round
-    models: dict[str, dict[str, Tensor]]  # "all", "sel", "cloud": parameters by name, for load_state_dict
-
-    @property
-    def headline(self) -> float:
-        """The figure by which runs are compared, of `all`, the mean of all clients' last models: by default the test
-        accuracy in percent."""
-        return headline(self.summary)
-
-    @property
-    def accuracy(self) -> float:
-        """The test accuracy of `all` in percent; not a number for a task that has none."""
-        return headline(self.summary) if "accuracy" in self.summary else nan
-
-
 def run(
     config: Config,
     *,
     data: Dataset | None = None,
     model: nn.Module | None = None,
+    parts: Sequence[np.ndarray] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
@@ -71,12 +52,13 @@ def run(
 ) -> Result:
     """Run a configuration to its end, or from its last checkpoint to its end.
 
-    `data` and `model` replace the configuration's own by name. With `out`, everything is written there.
+    `data`, `model` and `parts` (the samples of each client) are those that the configuration cannot name. With `out`,
+    everything is written there.
     """
     if out is not None and (done := finished_result(config, out, resume)):
         return done
     data = data or load(*config.source)
-    (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model)
+    (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model, parts)
     if isinstance(result, Diverged):
         raise result
     return result
@@ -91,11 +73,12 @@ def run_stacked(
     progress: Sequence[Progress],
     warn: Callable[[str], object],
     model: nn.Module | None = None,
+    parts: Sequence[np.ndarray] | None = None,
 ) -> list[Result | Diverged]:
     """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
     with ExitStack() as stack:
-        built = build(configs, data, device, model=model)
+        built = build(configs, data, device, model=model, parts=parts)
         stack.enter_context(matmul_precision(built.precision))
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
@@ -124,8 +107,7 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
         self.settings = config.flat()
-        task = built.evaluator.task
-        self.headline = Headline(task.headline, not task.higher_is_better)
+        self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
@@ -175,6 +157,7 @@ class Run:
         rows = {name: v.values() for name, v in scores.items()}
         graded = {name: evaluator.grade(v) for name, v in rows.items()}
         names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
+        names.sort(key=lambda name: name != self.headline.name)
         now = time.perf_counter()
         values = {
             "round": self.state.round,
@@ -247,7 +230,7 @@ class Run:
         if self.folder:
             self.folder.write_models(models)
             self.folder.write_ending(summary)
-        self.end = Result(summary, self.records, models)
+        self.end = Result(summary, self.records, models, self.folder.path if self.folder else None)
 
 
 def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | Diverged]:
@@ -298,7 +281,7 @@ def finished_result(config: Config, out: str | Path, resume: bool) -> Result | N
         return None
     if "diverged" in ending:
         raise Diverged(ending["diverged"])
-    return Result(ending, folder.read_rounds(), folder.read_models())
+    return Result(ending, folder.read_rounds(), folder.read_models(), folder.path)
 
 
 def rounds_to_target(records: list[RoundRecord], target: float | None, headline: Headline) -> int | None:

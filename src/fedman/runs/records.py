@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import inf, nan
+from math import floor, inf, isfinite, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypeVar, cast, final
 
@@ -16,6 +16,7 @@ from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
+from fedman.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -40,6 +41,7 @@ LOCAL = ("data_dir", "checkpoint_seconds", "tensorboard")
 
 Finite = Annotated[float, Interval(gt=-inf, lt=inf)]  # excludes not-a-number too
 Percent = Annotated[float, Interval(ge=0, le=100)]
+PERCENT = ("accuracy", "exact")  # figures of tasks that are shares
 Seconds = Annotated[float, Interval(ge=0, le=1e12)]
 Count = Annotated[int, Interval(ge=0, le=10**18)]
 
@@ -134,13 +136,17 @@ class Axes(TypedDict):
     seed: Count
     rounds: Count
     clients: Count
-    target: NotRequired[Percent]
+    target: NotRequired[Finite]
     partition_seed: NotRequired[Count]
     unbalanced: NotRequired[Finite]
 
 
 class _All(TypedDict):
     all: Percent
+
+
+class _Figure(TypedDict):
+    all: float  # of a finite model it can overflow
 
 
 class _Row(TypedDict):
@@ -168,14 +174,44 @@ class Headline:
     name: str = "accuracy"
     lower_is_better: bool = False
 
+    @classmethod
+    def of(cls, task: Task | type[Task]) -> Headline:
+        """That of a task."""
+        return cls(task.headline, not task.higher_is_better)
+
     @property
-    def title(self) -> str:
-        """For a table's head."""
-        return f"test {self.name}{', %' if self.name == 'accuracy' else ''}"
+    def unit(self) -> str:
+        """What follows a value: " %", or nothing."""
+        return " %" if self.name in PERCENT else ""
+
+    @property
+    def column(self) -> str:
+        """For the head of a column: "accuracy %", "rmse"."""
+        return f"{self.name}{self.unit}"
+
+    def title(self, of: str = "") -> str:
+        """For a table or an axis: "test accuracy, %", "test rmse of the clients, lower is better"."""
+        more = f", {self.unit.strip()}" if self.unit else ""
+        return f"test {self.name}{of}{more}{', lower is better' if self.lower_is_better else ''}"
+
+    def form(self, *values: float) -> str:
+        """A format for these values: two decimals of a percentage, else four digits of the largest.
+
+        >>> Headline().form(53.1), Headline("rmse").form(0.0412, 0.12), Headline("rmse").form(21234.5)
+        ('.2f', '.4f', '.0f')
+        """
+        largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
+        if self.unit or not largest:
+            return ".2f"
+        return f".{max(0, 3 - floor(log10(largest)))}f" if 1e-3 <= largest < 1e7 else ".3e"
 
     def shown(self, value: float) -> str:
-        """A value with its unit: 53.10 %, or 0.412."""
-        return f"{value:.2f} %" if self.name == "accuracy" else f"{value:.4g}"
+        """A value with its unit: "53.10 %", "0.4120"."""
+        return f"{value:{self.form(value)}}{self.unit}"
+
+    def gain(self, before: float, after: float) -> float:
+        """How much better `after` is: positive where it is, whatever the direction."""
+        return before - after if self.lower_is_better else after - before
 
     def reaches(self, value: float, target: float) -> bool:
         """Whether a value is as good as the target."""
@@ -183,18 +219,21 @@ class Headline:
 
 
 def headline_of(ending: Ending) -> Headline:
-    """What an ended run is compared by; that of one that diverged is not known, and accuracy by default."""
+    """What an ended run is compared by. Of one that diverged only fedman's own tasks are known, others count as
+    accuracy."""
     if "diverged" in ending:
-        return Headline()
+        task = TASKS.built_in.get(str(ending["config"].get("task")))
+        return Headline.of(task) if task else Headline()
     return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
 
 
-def figures(record: RoundRecord) -> dict[str, dict[str, float]]:
-    """All figures of the task in a record, the headline first, and of each model evaluated the value."""
+def figures(record: RoundRecord | Ending) -> dict[str, dict[str, float]]:
+    """All figures of the task in a record or a summary, the headline first, and of each model evaluated the value."""
+    fields = {*RoundRecord.__annotations__, *Summary.__annotations__} - {"accuracy"}
     return {
         name: cast(dict[str, float], value)
         for name, value in record.items()
-        if isinstance(value, dict) and name not in RoundRecord.__annotations__.keys() - {"accuracy"}
+        if name not in fields and isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
     }
 
 
@@ -205,14 +244,15 @@ def figure(record: RoundRecord | Ending, name: str) -> dict[str, float]:
 
 def headline(ending: Ending) -> float:
     """The headline of `all`, the mean of all clients' last models (accuracy in percent); not a number if the run
-    diverged.
+    diverged, or if it is not finite.
 
     Where that mean is not kept (a federation on Flower can do without), it is that of the server's model.
     """
     if "diverged" in ending:
         return nan
     found = figure(ending, headline_of(ending).name)
-    return found.get("all", found.get("cloud", nan))
+    value = found.get("all", found.get("cloud", nan))
+    return value if isfinite(value) else nan
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
@@ -241,7 +281,14 @@ def check_row(value: object, where: str) -> ResultRow:
     row = check(_Row, value, where)
     if len(row["curve"]["round"]) != len(row["curve"]["all"]):
         raise UserError(f"{where}: curve must hold as many values in `all` as in `round`")
-    return check(Divergence, row, where) if "diverged" in row else check(Summary, row, where)
+    if "diverged" in row:
+        return check(Divergence, row, where)
+    summary = check(Summary, row, where)
+    name = headline_of(summary).name
+    if name not in row:
+        raise UserError(f"{where}: {name} is missing")
+    check(_Figure, cast(Any, row)[name], f"{where}: {name}")
+    return summary
 
 
 def check(kind: type[Record], value: object, where: str) -> Record:

@@ -9,7 +9,18 @@ from pathlib import Path
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text, writing
 from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
-from fedman.runs.records import ResultRow, axes, check_row, content, decisive, figure, headline, headline_of, parse
+from fedman.runs.records import (
+    ResultRow,
+    axes,
+    check_row,
+    content,
+    decisive,
+    figure,
+    figures,
+    headline,
+    headline_of,
+    parse,
+)
 
 POINTS = 100  # of a curve
 
@@ -82,8 +93,8 @@ def identity(row: ResultRow) -> str:
 
 def outcome(row: ResultRow) -> str:
     """The result of a run, as a text: two runs agree if it is the same."""
-    keys = ("accuracy", "test_loss", "rounds_to_target", "diverged")
-    return json.dumps({key: row.get(key) for key in keys}, sort_keys=True)
+    keys = ("test_loss", "rounds_to_target", "diverged")
+    return json.dumps({**figures(row), **{key: row.get(key) for key in keys}}, sort_keys=True)
 
 
 def require_agreement(name: str, one: tuple[str, ResultRow], other: tuple[str, ResultRow], advice: str) -> None:
@@ -91,7 +102,8 @@ def require_agreement(name: str, one: tuple[str, ResultRow], other: tuple[str, R
     if outcome(one[1]) == outcome(other[1]):
         return
     first, second = (
-        f"{'diverged' if 'diverged' in row else f'{headline(row):.2f} %'} in {where}" for where, row in (one, other)
+        f"{'diverged' if 'diverged' in row else headline_of(row).shown(headline(row))} in {where}"
+        for where, row in (one, other)
     )
     raise UserError(f"{name}: two results, {first} and {second}; {advice}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedman.algorithms import ALGORITHMS
@@ -17,8 +18,9 @@ from fedman.runs.build import stackable
 from fedman.runs.experiment import run_stacked
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
-from fedman.runs.records import Progress, headline
+from fedman.runs.records import Ending, Headline, Progress, headline
 from fedman.runs.text_tables import mean_std
+from fedman.tasks import TASKS
 
 CLIENTS = 90  # in one stack: more clients at once are not faster
 
@@ -62,25 +64,70 @@ def groups(configs: list[Config], device: str) -> list[list[int]]:
     return made
 
 
-def table(grid: list[Cell], out: Path) -> tuple[list[str], list[list[str]]]:
-    """Mean ± standard deviation over seeds of the headline of `all`, plain beside each penalty: (header, rows)."""
-    groups: dict[tuple[str, ...], dict[float, list[float]]] = {}
+@dataclass(frozen=True)
+class Table:
+    """A table of a sweep's runs, its rows as text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def tables(grid: list[Cell], out: Path) -> list[Table]:
+    """The headline of `all`, and where clients have test samples of their own, what it is there."""
+    methods: dict[str, list[tuple[Cell, Ending]]] = {}
+    names = {cell.config.algorithm for cell in grid}
+    titles = {name: ALGORITHMS[name].title for name in names}
     for cell in grid:
-        ending = RunFolder(out / cell.name).ending()
-        rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm")}
-        label = (ALGORITHMS[cell.config.algorithm].title, *(f"{k}={v}" for k, v in rest.items()))
-        if ending is not None:
-            groups.setdefault(label, {}).setdefault(cell.config.zeta, []).append(headline(ending))
+        if (ending := RunFolder(out / cell.name).ending()) is not None:
+            title = titles[cell.config.algorithm]
+            unique = list(titles.values()).count(title) == 1
+            rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm")}
+            label = [title if unique else cell.config.algorithm, *(f"{k}={v}" for k, v in rest.items())]
+            methods.setdefault(" ".join(label), []).append((cell, ending))
+    made = [_headlines(grid, methods), _clients(grid, methods)]
+    return [each for each in made if each.rows]
+
+
+def _headlines(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]]) -> Table:
+    """Mean ± standard deviation over seeds, plain beside each penalty; a gain is positive where it is better."""
     penalties = {PENALTIES[cell.config.penalty].title for cell in grid}
     added = penalties.pop() if len(penalties) == 1 else "penalty"
-    zetas = sorted({zeta for group in groups.values() for zeta in group})
+    zetas = sorted({cell.config.zeta for ended in methods.values() for cell, _ in ended})
     header = ["method", *("plain" if z == 0 else f"+{added} ζ={z:g}" for z in zetas)]
     gain = 0.0 in zetas and len(zetas) == 2
-    lines = []
-    for label, group in groups.items():
-        line = [" ".join(label), *(mean_std(group.get(z, [])) for z in zetas)]
+    rows = []
+    for label, ended in methods.items():
+        compared = _headline(ended[0][0])
+        values = [[headline(ending) for cell, ending in ended if cell.config.zeta == z] for z in zetas]
+        means = [statistics.fmean(group or [math.nan]) for group in values]
+        row = [label, *(mean_std(v, compared.form(m)) for v, m in zip(values, means, strict=True))]
         if gain:
-            plain, man = (statistics.fmean(group.get(z) or [math.nan]) for z in zetas)
-            line.append(f"{man - plain:+.2f}")
-        lines.append(line)
-    return [*header, "gain"] if gain else header, lines
+            row.append(f"{compared.gain(*means):+{compared.form(*means)}}")
+        rows.append(row)
+    return Table(_title(grid, " of the mean of all clients"), [*header, "gain"] if gain else header, rows)
+
+
+def _clients(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]]) -> Table:
+    """Mean, worst tenth and spread over clients, each the mean ± standard deviation over seeds."""
+    rows = []
+    for label, ended in methods.items():
+        for zeta in sorted({cell.config.zeta for cell, _ in ended}):
+            runs = [ending for cell, ending in ended if cell.config.zeta == zeta]
+            found = [run["clients"] for run in runs if "diverged" not in run and "clients" in run]
+            if found:
+                columns = [[c["mean"] for c in found], [c["worst_tenth"] for c in found], [c["spread"] for c in found]]
+                form = _headline(ended[0][0]).form(*columns[0])
+                rows.append([label, f"{zeta:g}", *(mean_std(values, form) for values in columns)])
+    header = ["method", "ζ", "mean", "worst tenth", "spread"]
+    return Table(_title(grid, " on the clients' own test samples"), header, rows)
+
+
+def _headline(cell: Cell) -> Headline:
+    return Headline.of(TASKS[cell.config.task])
+
+
+def _title(grid: list[Cell], of: str) -> str:
+    """The headline of these runs; of several tasks no one's."""
+    kinds = {_headline(cell) for cell in grid}
+    return kinds.pop().title(of) if len(kinds) == 1 else f"headline{of}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from fedman.errors import UserError
@@ -21,8 +21,10 @@ def tensorboard(folder: RunFolder, progress: Progress) -> Iterator[Progress]:
 
         def log(record: RoundRecord) -> None:
             scalars = {"loss": record["loss"], "lr": record["lr"]}
-            for group, values in {**figures(record), "penalty": record.get("penalty", {})}.items():
-                scalars |= {f"{group}/{name}": value for name, value in values.items()}
+            groups: dict[str, Mapping[str, object]] = {**figures(record), "test_loss": record["test_loss"]}
+            groups |= {"penalty": record.get("penalty", {}), "clients": record.get("clients", {})}
+            for group, values in groups.items():
+                scalars |= {f"{group}/{name}": value for name, value in values.items() if isinstance(value, float)}
             for name, value in scalars.items():
                 writer.add_scalar(name, value, record["round"])
             progress(record)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def mean_std(values: Sequence[float], digits: int = 2) -> str:
+def mean_std(values: Sequence[float], form: str = ".2f") -> str:
     """52.49 ± 0.36, with the sample standard deviation (n − 1); nan stands for a run that diverged.
 
     >>> mean_std([52.0, 53.0]), mean_std([52.0]), mean_std([])
@@ -17,10 +17,10 @@ def mean_std(values: Sequence[float], digits: int = 2) -> str:
     """
     if not values:
         return "–"
-    if any(map(math.isnan, values)):
+    if not all(map(math.isfinite, values)):
         return "diverged"
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}"
+    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{spread}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

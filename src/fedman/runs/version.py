@@ -8,6 +8,14 @@ from importlib import metadata
 from pathlib import Path
 
 
+def release() -> str:
+    """The package's version."""
+    try:
+        return metadata.version("fedman")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
 @cache
 def version() -> str:
     """The package's version and a hash of its source, so that a result names the code that made it."""
@@ -15,8 +23,4 @@ def version() -> str:
     root = Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         source.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    try:
-        release = metadata.version("fedman")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        release = "0+source"
-    return f"{release}{'.' if '+' in release else '+'}{source.hexdigest()[:12]}"
+    return f"{release()}{'.' if '+' in release() else '+'}{source.hexdigest()[:12]}"

@@ -37,7 +37,7 @@ class LanguageModel(Task):
 
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         right = (output.argmax(-1) == target).sum(1)
-        return {"accuracy": 100.0 * right / self.weight(target).clamp(min=1)}
+        return {"accuracy": 100.0 * right.double() / self.weight(target).clamp(min=1)}
 
     def weight(self, target: Tensor) -> Tensor:
         """The positions of each sample that count."""

@@ -33,7 +33,7 @@ class MultiLabel(Task):
 
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         right = (output > 0) == (target > 0.5)
-        return {"accuracy": 100.0 * right.to(output.dtype).mean(1), "exact": 100.0 * right.all(1)}
+        return {"accuracy": 100.0 * right.double().mean(1), "exact": 100.0 * right.all(1)}
 
     def outputs(self, data: Dataset) -> int:
         return data.y_train[0].size

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fedman.aggregation import Aggregation
-from fedman.algorithms import Algorithm, Local
+from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 from fedman.tasks import Task
@@ -25,6 +25,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     x = samples.inputs(samples.x[:2], parameter.dtype).to(parameter.device)
     y = samples.y[:2].to(parameter.device)
     name = type(model).__name__
+    _check_ids(data, model, samples)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             output = model(x)
@@ -55,42 +56,58 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
 
 
+def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:
+    """That all inputs are ids which the model's embedding has."""
+    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    if embedding is None:
+        return
+    if samples.x.is_floating_point() or samples.images:
+        kind = str(samples.x.dtype).removeprefix("torch.")
+        raise UserError(f"model: begins with an embedding of ids, but the samples of {data.name} are {kind}")
+    for field, x in (("x_train", samples.x), ("x_test", samples.x_test)):
+        if x.numel() and not (int(x.min()) >= 0 and int(x.max()) < embedding.num_embeddings):
+            allowed = f"the model's embedding has 0 to {embedding.num_embeddings - 1}"
+            raise UserError(f"{data.name}: {field} has ids {int(x.min())} to {int(x.max())}; {allowed}")
+
+
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
-    """`algorithm`, once played on models of two numbers: it returns what it must and writes to none of its inputs."""
+    """`algorithm`, once played by three clients on models of two numbers: it returns what it must and writes to none of
+    its inputs."""
     name = type(algorithm).__name__
-    server = {key: torch.full((2,), 0.3) for key in algorithm.server}
-    memory = {key: torch.full((2, 2), 0.1) for key in algorithm.client}
-    scratch = {key: torch.zeros(2, 2) for key in algorithm.scratch}
-    w = torch.tensor([[0.5, -0.2], [0.1, 0.4]])
-    inputs = {
-        "w": w,
-        **{f"server[{k!r}]": v for k, v in server.items()},
-        **{f"client[{k!r}]": v for k, v in memory.items()},
-    }
-    before = {key: v.clone() for key, v in inputs.items()}
+    if missing := [key for key in ("w", algorithm.cloud) if key not in algorithm.server]:
+        raise UserError(f"algorithm: {name}.server has no {missing[0]!r}, the server's model")
+    inputs: list[tuple[str, Tensor, Tensor]] = []
+
+    def given(where: str, vectors: State) -> dict[str, Tensor]:
+        inputs.extend((f"{where}[{key!r}]", v, v.clone()) for key, v in vectors.items())
+        return dict(vectors)
+
+    w = torch.tensor([[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]])
+    server = given("server", {key: torch.full((2,), 0.3) for key in algorithm.server})
+    memory = given("client", {key: torch.full_like(w, 0.1) for key in algorithm.client})
+    scratch = given("client", {key: torch.zeros_like(w) for key in algorithm.scratch})
+    inputs.append(("w", w, w.clone()))
     stage = "begin"
     try:
-        kept = {**memory, **algorithm.begin(server, memory, _HP)}
+        kept = {**memory, **given("client", algorithm.begin(server, memory, _HP))}
         stage = "step"
         after = algorithm.step(w, torch.cos, server, {**kept, **scratch}, _HP)
         after, carried = after if isinstance(after, tuple) else (after, scratch)
-        _same(name, "step returns w", after, (2, 2))
-        _names(name, "step returns the vectors", carried, scratch)
+        _same(name, "step returns w", after, (3, 2))
+        _vectors(name, "step returns the vectors", carried, scratch, (3, 2))
         stage = "finish"
         new, upload = algorithm.finish(after, server, {**kept, **carried}, _HP)
-        _names(name, "finish returns the memory", new, memory)
-        _names(name, "finish returns the upload", upload, {"w": w}, more=True)
+        _vectors(name, "finish returns the memory", new, memory, (3, 2))
+        _vectors(name, "finish returns the upload", upload, {"w", *upload}, (3, 2))
         stage = "update"
         done = algorithm.update(server, {key: v.mean(0) for key, v in upload.items()}, 0.5)
-        _names(name, "update returns the vectors", done, server)
-        for key in algorithm.server:
-            _same(name, f"update returns {key}", done[key], (2,))
+        _vectors(name, "update returns the vectors", done, server, (2,))
     except UserError:
         raise
     except Exception as error:  # a user's algorithm may raise anything
         raise UserError(f"algorithm: {name}.{stage} fails ({_reason(error)})") from error
-    for key, v in inputs.items():
-        if not torch.equal(v, before[key]):
+    for key, v, before in inputs:
+        if not torch.equal(v, before):
             raise UserError(f"algorithm: {name} writes to its input {key}; a step must return new tensors")
     return algorithm
 
@@ -142,11 +159,13 @@ def _same(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
         raise UserError(f"algorithm: {name}.{what} with {_got(value)}; {shape} is wanted here")
 
 
-def _names(name: str, what: str, found: object, wanted: object, more: bool = False) -> None:
-    have, want = set(found), set(wanted)  # type: ignore[call-overload]
-    if not (want <= have if more else want == have):
+def _vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:
+    have, want = set(found), set(wanted)
+    if have != want:
         listed = [", ".join(sorted(each)) or "nothing" for each in (have, want)]
         raise UserError(f"algorithm: {name}.{what} {listed[0]}; wanted is {listed[1]}")
+    for key, value in found.items():
+        _same(name, f"{what.split(' the ')[0]} {key}", value, shape)
 
 
 def _shape(x: Tensor) -> str:
@@ -162,7 +181,7 @@ _HP = Local(
     lr0=0.1,
     decay=0.01,
     clip=1.0,
-    p=torch.full((2, 1), 1.5),
-    steps=torch.full((2, 1), 3.0),
+    p=torch.full((3, 1), 1.5),
+    steps=torch.full((3, 1), 3.0),
     is_weight=torch.ones(2, dtype=torch.bool),
 )

@@ -96,5 +96,5 @@ def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
     return {
         "mean": statistics.fmean(values),
         "worst_tenth": statistics.fmean(worst),
-        "spread": statistics.pstdev(values),
+        "spread": statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan,
     }

@@ -7,6 +7,7 @@ from fedman.config import resolve
 from fedman.paper.presets import PRESETS
 from fedman.paper.report.compare import comparisons
 from fedman.paper.report.series import series
+from fedman.training.evaluate import spread
 
 
 def row(accuracy, *, dataset="cifar100", rounds_to_target=None, precision="bf16", **keys):
@@ -70,3 +71,23 @@ def estimate(value, **more):
     """The measurement `trace`."""
     how = {"interval": [0.0, 1.0], "confidence": 0.95, "probes": 9, "converged": True}
     return {"value": value, "error": 1.0, **how, **more}
+
+
+def own_row(value, *, headline="rmse", lower=True, each=None, more=None, rounds_to_target=None, **keys):
+    """A run of another task, whose parts may be a user's own: nothing of it is looked up."""
+    config = resolve({"dataset": "digits", "task": "regression", "zeta": 0, "rounds": 10}).flat() | {
+        "dataset": "npz:mine.npz", "partition": "iid", **keys,
+    }  # fmt: skip
+    if math.isnan(value):
+        curve = {"round": [], "all": []}
+        return {"config": config, "diverged": "round 3: not finite", "round": 3, "version": "0", "curve": curve}
+    found = {
+        "method": "as named", "config": config, "headline": headline, "lower_is_better": lower,
+        headline: {"all": value}, **{name: {"all": v} for name, v in (more or {}).items()},
+        "test_loss": {"all": 2.0}, "rounds_to_target": rounds_to_target, "seconds": 1.0, "device": "test device",
+        "precision": "fp32", "version": "0", "torch": "0",
+        "curve": {"round": [1, 5, 10], "all": [3 * value, 2 * value, value]},
+    }  # fmt: skip
+    if each is not None:
+        found["clients"] = {"each": each, **spread(each, not lower)}
+    return found

@@ -85,7 +85,7 @@ def test_variants_and_other_zetas_stay_out_of_the_table():
 def test_a_data_set_the_paper_does_not_have():
     found = compare([r for s in (0, 1) for r in pair(90.0 + s, 94.0 + s, dataset="digits", seed=s)])
     assert {c.mark for c in found.cells} == {NONE}
-    assert found.zeta == 0.05
+    assert found.zetas == {"man": 0.05}
     assert tables.headline(found).rows == [["FedAvg", "90.50 ± 0.71"], ["FedAvg+MAN", "94.50 ± 0.71"]]
     assert found.target is None
     assert {what: value for value, what in narrative.tiles([found])}["points, the median gain"] == "+4.00"

@@ -16,7 +16,7 @@ def test_hessian_tables_beside_the_papers():
         ["FedDC", "35.00", "35.13*", "–", "3600", "3578*", "–", "1"],
     ]
     assert "copy" in table.note
-    assert [(a.seed, b.trace) for a, b in hessian.plain_and_man(hessian.merge(records))] == [(0, 4400.0)]
+    assert [(a.seed, b.trace) for a, b in hessian.plain_and_penalised(hessian.merge(records))] == [(0, 4400.0)]
 
 
 def test_records_of_one_run_are_one_run():
@@ -52,7 +52,7 @@ def test_another_setting_is_a_row_of_its_own():
         ["FedSpeed+MAN", "9.00"],
         ["FedSpeed, stale_ascent=true", "17.00"],
     ]
-    assert [(a.top, b.top) for a, b in hessian.plain_and_man(measured)] == [(13.0, 9.0)]
+    assert [(a.top, b.top) for a, b in hessian.plain_and_penalised(measured)] == [(13.0, 9.0)]
     assert {r[3] for r in hessian.all_measurements(records).rows} == {"", "stale_ascent=true"}
     (picture,) = spectra.spectrum(*spectra.by_partition(measured))
     assert [line["y"][0] for line in json.loads(picture.hover)["lines"]] == [13.0, 9.0]

@@ -19,11 +19,11 @@ def test_mean_and_deviation_over_seeds():
 def test_one_seed_in_two_precisions_is_not_two_seeds():
     rows = [row(40.0, zeta=0), row(42.0, zeta=0, seed=1), row(50.0, zeta=0, precision="tf32")]
     rows[2]["config"]["precision"] = "tf32"
-    assert [(s.variant, s.accuracies) for s in series(rows)] == [("", [40.0, 42.0]), ("precision=tf32", [50.0])]
+    assert [(s.variant, s.values) for s in series(rows)] == [("", [40.0, 42.0]), ("precision=tf32", [50.0])]
 
 
 def test_a_diverged_run_is_a_seed_of_its_setting():
     """It has no precision on record, which does not make it a variant."""
     (one,) = series([row(40.0, zeta=0), row(math.nan, zeta=0, seed=1)])
-    assert [math.isnan(a) for a in one.accuracies] == [False, True]
+    assert [math.isnan(a) for a in one.values] == [False, True]
     assert one.variant == ""

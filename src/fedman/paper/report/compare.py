@@ -1,17 +1,18 @@
-"""Measured accuracies beside the paper's: differences, marks, gains."""
+"""Measured figures beside each other and the paper's: differences, marks, gains."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
-from fedman.paper.report.series import Series, Setting
+from fedman.paper.report.series import MAN, Series, Setting, part_title, penalty_order, slug
 from fedman.paper.targets import Target
+from fedman.runs.records import Headline, figures
 
 STD, POINT, ABOVE, BELOW, NONE = "std", "point", "above", "below", ""
 MARKS = {
@@ -71,40 +72,75 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pair:
-    """An algorithm on a partition without and with MAN."""
+    """An algorithm on a partition without and with a penalty."""
 
     plain: Cell
-    man: Cell
+    penalised: Cell
 
     @property
     def gain(self) -> float:
-        """What MAN adds, in points."""
-        return self.man.series.mean - self.plain.series.mean
+        """How much better the penalty makes it, in points where the headline is in percent."""
+        return self.plain.series.headline.gain(self.plain.series.mean, self.penalised.series.mean)
 
     @property
     def paper_gain(self) -> float | None:
         """What it adds in the paper."""
-        plain, man = self.plain.target, self.man.target
+        plain, man = self.plain.target, self.penalised.target
         return man.accuracy - plain.accuracy if plain and man else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One data set: the cells of its table, and what else was run on it."""
+    """One data set and headline: the cells of its table, and what else was run on it."""
 
     dataset: str
-    zeta: float
+    headline: Headline
+    zetas: Mapping[str, float]  # the usual ζ of each penalty
     cells: list[Cell]
     others: list[Series]  # variants, and other ζ
+    alone: bool = True  # whether all runs on this data set have this headline
 
     @property
     def title(self) -> str:
-        return paper.title(self.dataset)
+        return paper.title(self.dataset) + ("" if self.alone else f" ({self.headline.name})")
+
+    @property
+    def name(self) -> str:
+        """For files and links."""
+        return slug(self.dataset) + ("" if self.alone else f"-by-{slug(self.headline.name)}")
+
+    @property
+    def figures_name(self) -> str:
+        """For the files of its main table."""
+        return f"{self.name}-{'' if self.headline == Headline() else 'test-'}{slug(self.headline.name)}"
 
     @property
     def in_paper(self) -> bool:
         """Whether the paper has a table for this data set."""
-        return self.dataset in paper.TABLES
+        return self.dataset in paper.TABLES and self.headline == Headline()
+
+    @property
+    def penalties(self) -> list[str]:
+        """The penalties of its cells."""
+        return sorted({c.series.penalty for c in self.cells if c.series.penalty}, key=penalty_order)
+
+    @property
+    def added(self) -> str:
+        """What is added to the plain algorithms, in a word: MAN, or another penalty."""
+        return penalties_title(self.penalties)
+
+    @property
+    def zeta_text(self) -> str:
+        """ζ = 0.15; of several penalties each one's."""
+        if len(self.penalties) > 1:
+            return ", ".join(f"{part_title('penalty', p)} ζ = {self.zetas[p]:g}" for p in self.penalties)
+        return f"ζ = {self.zetas[self.penalties[0]] if self.penalties else self.zetas.get(MAN, 0.0):g}"
+
+    @property
+    def more_figures(self) -> list[str]:
+        """The task's other figures, such as perplexity."""
+        runs = (run for cell in self.cells for run in cell.series.runs if "diverged" not in run)
+        return [name for name in dict.fromkeys(n for run in runs for n in figures(run)) if name != self.headline.name]
 
     @property
     def partitions(self) -> list[str]:
@@ -116,14 +152,15 @@ class Comparison:
 
     @property
     def target(self) -> float | None:
-        """The accuracy for rounds-to-target, in percent."""
+        """The headline for rounds-to-target."""
         return next((cell.series.target for cell in self.cells), None)
 
     @property
     def pairs(self) -> list[Pair]:
         """Every algorithm and partition that was run both ways."""
-        found = [(cell, self.cell(cell.series, man=True)) for cell in self.cells if not cell.series.man]
-        return [Pair(plain, man) for plain, man in found if man is not None]
+        plain = [cell for cell in self.cells if not cell.series.penalty]
+        found = [(cell, self.cell(cell.series, penalty)) for cell in plain for penalty in self.penalties]
+        return [Pair(cell, penalised) for cell, penalised in found if penalised is not None]
 
     @property
     def seeds(self) -> str:
@@ -137,44 +174,70 @@ class Comparison:
         """The cells of a partition."""
         return [cell for cell in self.cells if cell.series.partition == partition]
 
-    def cell(self, of: Setting, man: bool) -> Cell | None:
-        """The cell of the same algorithm and partition, with or without MAN."""
-        key = of.partition, of.algorithm, man
-        return next((c for c in self.cells if (c.series.partition, c.series.algorithm, c.series.man) == key), None)
+    def cell(self, of: Setting, penalty: str) -> Cell | None:
+        """The cell of the same algorithm and partition, with this penalty or (where it is "") with none."""
+        key = of.partition, of.algorithm, penalty
+        return next((c for c in self.cells if (c.series.partition, c.series.algorithm, c.series.penalty) == key), None)
 
     def zeta_studies(self) -> list[list[Series]]:
-        """The series of each algorithm and partition that was run with three ζ > 0 or more, ζ ascending."""
-        studies: dict[tuple[str, str], list[Series]] = {}
+        """The series of each algorithm, partition and penalty with three ζ > 0 or more, and ζ = 0; ζ ascending."""
+        found: dict[tuple[str, str], dict[str, list[Series]]] = {}
         for s in self.all_series:
             if not s.variant:
-                studies.setdefault((s.partition, s.algorithm), []).append(s)
-        return [sorted(study, key=lambda s: s.zeta) for study in studies.values() if sum(s.man for s in study) >= 3]
+                found.setdefault((s.partition, s.algorithm), {}).setdefault(s.penalty, []).append(s)
+        return [
+            sorted([*by_penalty.get("", []), *study], key=lambda s: s.zeta)
+            for by_penalty in found.values()
+            for penalty, study in by_penalty.items()
+            if penalty and len(study) >= 3
+        ]
 
     def variants(self) -> list[tuple[str, Series, Cell | None]]:
         """Series outside the table and the ζ studies: what is changed in each, and the cell it is a variant of."""
         studied = [s for study in self.zeta_studies() for s in study]
-        made = []
-        for s in self.others:
-            if s not in studied:
-                zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zeta) else ""
-                made.append((", ".join(filter(None, (s.variant, zeta))), s, self.cell(s, s.man)))
-        return made
+        return [(self.changes(s), s, self.cell(s, s.penalty)) for s in self.others if s not in studied]
+
+    def changes(self, s: Series) -> str:
+        """What is not usual in a series."""
+        zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zetas.get(s.penalty)) else ""
+        return ", ".join(filter(None, (s.variant, zeta)))
 
 
 def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
-    """A comparison for each data set; the series are in the paper's order."""
+    """A comparison for each data set and headline; the series are in the paper's order."""
     made = []
-    for dataset, group in groupby(all_series, lambda s: s.dataset):
+    known = list(all_series)
+    kinds = Counter(dataset for dataset, _ in {(s.dataset, s.headline) for s in known})
+    for (dataset, headline), group in groupby(known, lambda s: (s.dataset, s.headline)):
         members = list(group)
-        usual = Counter(s.zeta for s in members for _ in s.runs if s.man and not s.variant)
-        zeta = ZETA.get(dataset) or max(usual, key=usual.__getitem__, default=0.0)
-        main = [s for s in members if not s.variant and s.zeta in (0, zeta)]
-        cells = [Cell(s, paper.target(dataset, s.partition, s.algorithm, s.man)) for s in main]
-        made.append(Comparison(dataset, zeta, cells, [s for s in members if s not in main]))
+        usual: dict[str, Counter[float]] = {}
+        for s in members:
+            if s.penalty and not s.variant:
+                usual.setdefault(s.penalty, Counter())[s.zeta] += len(s.runs)
+        zetas = {penalty: max(count, key=count.__getitem__) for penalty, count in usual.items()}
+        if dataset in ZETA:
+            zetas[MAN] = ZETA[dataset]
+        main = [s for s in members if not s.variant and s.zeta in (0, zetas.get(s.penalty))]
+        cells = [Cell(s, printed(s)) for s in main]
+        others = [s for s in members if s not in main]
+        made.append(Comparison(dataset, headline, zetas, cells, others, kinds[dataset] == 1))
     return made
+
+
+def printed(s: Series, partition: str | None = None) -> Target | None:
+    """The paper's figures for a series, or for its method on another partition; None where the paper has none."""
+    if not s.papers_method or s.headline != Headline():
+        return None
+    return paper.target(s.dataset, partition or s.partition, s.algorithm, bool(s.penalty))
+
+
+def penalties_title(penalties: Iterable[str]) -> str:
+    """These penalties in a word."""
+    titles = [part_title("penalty", penalty) for penalty in penalties]
+    return titles[0] if len(titles) == 1 else "a penalty" if titles else part_title("penalty", MAN)
 
 
 def headers_swapped(cell: Cell) -> Cell:
     """The cell beside the paper's figures with its two Dirichlet headers exchanged."""
     s = cell.series
-    return Cell(s, paper.target(s.dataset, paper.SWAPPED.get(s.partition, s.partition), s.algorithm, s.man))
+    return Cell(s, printed(s, paper.SWAPPED.get(s.partition)))

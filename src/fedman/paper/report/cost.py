@@ -38,8 +38,8 @@ def layers(name: str, shape: Sequence[int], classes: int) -> list[tuple[str, int
 def formula(dataset: str) -> Table | None:
     """The count for the model that goes with a data set."""
     spec = SPECS.get(dataset)
-    if spec is None:
-        return None
+    if spec is None or len(spec.shape) != 3:
+        return None  # the paper counts networks for images
     counted = layers(spec.model, spec.shape, spec.classes)
     total = "total", sum(own for _, own, _ in counted), sum(man for _, _, man in counted)
     rows = [[name, f"{own:,}", f"{man:,}", f"{100 * man / own:.2f} %"] for name, own, man in [*counted, total]]

@@ -1,4 +1,4 @@
-"""Figures of accuracy: plain against MAN, convergence, sensitivity to ζ."""
+"""Figures of the headline: plain against penalised, convergence, the clients, sensitivity to ζ."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import Cell, Comparison
+from fedman.paper.report.compare import Cell, Comparison, printed
 from fedman.paper.report.figure import INK, MUTED, SHEET, Picture, colour, draw_curve, finish, panel
-from fedman.paper.report.series import Series, method_order, method_title, slug
+from fedman.paper.report.series import MAN, Curve, Series, method_order, method_title, slug
+from fedman.runs.records import Headline
+from fedman.runs.results import POINTS
 
 FAMILIES = (("fedavg", "feddyn", "feddc"), ("fedsam", "fedasam", "fedspeed"))
 """Algorithms that share a panel, so that it has few enough curves to be read in print; as in the paper's figures."""
@@ -21,50 +23,68 @@ EARLY = 0.07  # share of the rounds whose steep rise is cut off
 
 
 def overview(data: Comparison) -> list[Picture]:
-    """For each partition: every algorithm without and with MAN, joined by a line; the paper's in grey below."""
+    """For each partition: every algorithm without and with its penalty, joined by a line; the paper's in grey below."""
     span = [v for c in data.cells for v in (c.series.mean, c.target.accuracy if c.target else c.series.mean)]
     span = [v for v in span if np.isfinite(v)]
-    algorithms = sorted({c.series.algorithm for c in data.cells}, key=method_order)
+    rows = _overview_rows(data)
+    labels = [_shortened(method_title(a, p if len(data.penalties) > 1 else "")) for a, p in rows]
+    left = 0.17 + 0.012 * max(0, max(map(len, labels), default=0) - 8)  # the names of fedman's algorithms are that long
     pictures = []
     for partition in data.partitions if span else []:
-        figure, axes = panel(height=0.85 + 0.36 * len(algorithms))
-        axes.set_position((0.17, axes.get_position().y0, 0.80, axes.get_position().height))
+        margin = 1.5 if data.headline.unit else 0.08 * (max(span) - min(span)) or 1.0
+        figure, axes = panel(height=0.85 + 0.36 * len(rows))
+        axes.set_position((left, axes.get_position().y0, 0.97 - left, axes.get_position().height))
         points = []
-        for row, algorithm in enumerate(algorithms):
-            cells = {c.series.man: c for c in data.of(partition) if c.series.algorithm == algorithm}
-            points += _plain_to_man(axes, row, cells, algorithm)
+        for row, (algorithm, penalty) in enumerate(rows):
+            cells = {c.series.penalty: c for c in data.of(partition) if c.series.algorithm == algorithm}
+            pair = {p: c for p, c in cells.items() if p in ("", penalty)}
+            points += _plain_to_penalised(axes, row, pair, data.headline)
         axes.set(
             title=paper.partition_title(partition),
-            xlabel="test accuracy, %",
-            xlim=(min(span) - 1.5, max(span) + 1.5),
-            ylim=(len(algorithms) - 0.4, -0.6),
-            yticks=range(len(algorithms)),
-            yticklabels=[method_title(a, False) for a in algorithms],
+            xlabel=data.headline.title(),
+            xlim=(min(span) - margin, max(span) + margin),
+            ylim=(len(rows) - 0.4, -0.6),
+            yticks=range(len(rows)),
+            yticklabels=labels,
         )
-        axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=bool(data.headline.unit)))
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", colors=INK)
-        title = f"{data.title}, {paper.partition_title(partition)}: plain and with MAN"
-        name = f"{slug(data.dataset)}-{slug(partition)}-overview"
+        title = f"{data.title}, {paper.partition_title(partition)}: plain and with {data.added}"
+        name = f"{data.name}-{slug(partition)}-overview"
         pictures.append(finish(name, title, figure, {"points": points}))
     return pictures
 
 
-def _plain_to_man(axes: Any, row: int, cells: dict[bool, Cell], algorithm: str) -> list[tuple[float, float, str]]:
+def _shortened(label: str, length: int = 32) -> str:
+    return label if len(label) <= length else f"{label[: length - 1]}…"
+
+
+def _overview_rows(data: Comparison) -> list[tuple[str, str]]:
+    """An algorithm and a penalty on each row; one that was run without any has a row too."""
+    algorithms = sorted({c.series.algorithm for c in data.cells}, key=lambda name: (method_order(name), name))
+    run = {(c.series.algorithm, c.series.penalty) for c in data.cells}
+    return [(a, p) for a in algorithms for p in [p for p in data.penalties if (a, p) in run] or [""]]
+
+
+def _plain_to_penalised(
+    axes: Any, row: int, cells: dict[str, Cell], headline: Headline
+) -> list[tuple[float, float, str]]:
     """Two dots and the line between them, ours above and the paper's below; the dots for the pointer."""
     points = []
-    ours = {man: c.series.mean for man, c in cells.items() if np.isfinite(c.series.mean)}
-    theirs = {man: c.target.accuracy for man, c in cells.items() if c.target}
-    tone = colour(algorithm)
+    methods = {penalty: c.series.method for penalty, c in cells.items()}
+    ours = {penalty: c.series.mean for penalty, c in cells.items() if np.isfinite(c.series.mean)}
+    theirs = {penalty: c.target.accuracy for penalty, c in cells.items() if c.target}
+    tone = next((colour(c.series.algorithm) for c in cells.values()), MUTED)
     for values, y, shade, size in ((ours, row - 0.1 * bool(theirs), tone, 5.5), (theirs, row + 0.22, MUTED, 3)):
         if len(values) == 2:
             axes.plot(list(values.values()), [y, y], color=shade, linewidth=size / 3.2, alpha=0.55)
-        for man, value in values.items():
-            fill = shade if man else SHEET
+        for penalty, value in values.items():
+            fill = shade if penalty else SHEET
             axes.plot(value, y, "o", markersize=size, markerfacecolor=fill, markeredgecolor=shade, markeredgewidth=1.1)
             whose = "" if values is ours else "paper: "
-            points.append((value, y, f"{whose}{method_title(algorithm, man)} {value:.2f} %"))
+            points.append((value, y, f"{whose}{methods[penalty]} {headline.shown(value)}"))
     return points
 
 
@@ -85,57 +105,105 @@ def convergence(data: Comparison) -> list[Picture]:
 
 def _panel(data: Comparison, members: Sequence[Series], partition: str, number: int) -> Picture:
     figure, axes = panel()
-    top, start = 0.0, 100.0
-    for s in members:
-        curve = s.curve
-        assert curve is not None
+    drawn = [(s, s.curve) for s in members if s.curve is not None]
+    for s, curve in drawn:
         band = (curve.low, curve.high) if len(s.runs) > 1 else ()
-        draw_curve(axes, s, curve.rounds, curve.mean, band=band)
-        top = max(top, float(curve.high.max()))
-        start = min(start, float(np.interp(EARLY * s.length, curve.rounds, curve.mean)))
+        draw_curve(axes, s, curve.rounds, curve.mean, band=band, penalties=data.penalties)
     goal = members[0].target
     if goal:
         axes.axhline(goal, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
     axes.set(
         title=paper.partition_title(partition),
         xlabel="round",
-        ylabel="test accuracy, %",
+        ylabel=data.headline.title(),
         xlim=(0, members[0].length),
-        ylim=(max(0.0, start - 0.05 * top), 1.03 * top),
+        ylim=_limits(drawn, data.headline),
     )
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
-    axes.legend(loc="lower right").set_gid("legend")
-    title = f"{data.title}, {paper.partition_title(partition)}: accuracy over the rounds"
-    return finish(f"{slug(data.dataset)}-{slug(partition)}-curves-{number}", title, figure)
+    axes.legend(loc=f"{'upper' if data.headline.lower_is_better else 'lower'} right").set_gid("legend")
+    title = f"{data.title}, {paper.partition_title(partition)}: {data.headline.name} over the rounds"
+    return finish(f"{data.name}-{slug(partition)}-curves-{number}", title, figure)
+
+
+def _limits(drawn: Sequence[tuple[Series, Curve]], headline: Headline) -> tuple[float, float]:
+    """Of the headline's axis: the steep beginning is cut off, and a percentage is not negative."""
+    first = [float(np.interp(EARLY * s.length, curve.rounds, curve.mean)) for s, curve in drawn]
+    if headline.lower_is_better:
+        bottom = min(float(curve.low.min()) for _, curve in drawn)
+        margin = 0.05 * (max(first) - bottom) or 1.0
+        return bottom - margin, max(first) + margin
+    top = max(float(curve.high.max()) for _, curve in drawn)
+    if headline.unit:
+        return max(0.0, min(100.0, *first) - 0.05 * max(0.0, top)), 1.03 * max(0.0, top)
+    margin = 0.05 * (top - min(first)) or 1.0
+    return min(first) - margin, top + margin
+
+
+def clients(data: Comparison) -> list[Picture]:
+    """For each partition: the headline of every client on its own test samples, sorted, a line for each method.
+
+    Over several seeds it is the mean of the worst client's, of the second worst's, and so on.
+    """
+    pictures = []
+    for partition in data.partitions:
+        members = {c.series: found for c in data.of(partition) if (found := _sorted_clients(c.series))}
+        if not members:
+            continue
+        figure, axes = panel()
+        for s, values in members.items():
+            shown = np.unique(np.linspace(0, len(values) - 1, POINTS).round().astype(int))
+            draw_curve(axes, s, 1 + shown, np.array(values)[shown], penalties=data.penalties)
+        axes.set(
+            title=paper.partition_title(partition),
+            xlabel="clients, worst first",
+            ylabel=data.headline.title(),
+        )
+        axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(BINS))
+        axes.legend(loc=f"{'upper' if data.headline.lower_is_better else 'lower'} right").set_gid("legend")
+        title = f"{data.title}, {paper.partition_title(partition)}: {data.headline.name} of each client"
+        pictures.append(finish(f"{data.name}-{slug(partition)}-clients", title, figure))
+    return pictures
+
+
+def _sorted_clients(s: Series) -> list[float]:
+    """The values of the clients from the worst to the best, the mean over seeds; none where they are not known."""
+    each = [sorted(values, reverse=s.headline.lower_is_better) for c in s.clients if (values := c.get("each"))]
+    same = [values for values in each if len(values) == len(each[0])]
+    return np.mean(same, axis=0).tolist() if same else []
 
 
 def sensitivity(data: Comparison) -> list[Picture]:
-    """Accuracy against ζ; dashed the plain algorithm, dotted the paper's value, shaded the range it calls stable."""
+    """The headline against ζ; dashed plain, dotted the paper's value, shaded the range that it calls stable."""
     pictures = []
     for study in data.zeta_studies():
         figure, axes = panel(6.2, 3.1)
         first, tone = study[0], colour(study[0].algorithm)
         finite = [s for s in study if not math.isnan(s.mean)]
-        with_man, plain = [s for s in finite if s.man], [s for s in finite if not s.man]
-        if not with_man:
+        penalised, plain = [s for s in finite if s.penalty], [s for s in finite if not s.penalty]
+        if not penalised:
             continue
-        zetas, means = [s.zeta for s in with_man], [s.mean for s in with_man]
+        zetas, means = [s.zeta for s in penalised], [s.mean for s in penalised]
         axes.set_xscale("log")
-        target = paper.target(first.dataset, first.partition, first.algorithm, True)
+        target = printed(penalised[0])
         if target:
             axes.axvspan(0.1, 1.5, color=MUTED, alpha=0.08, linewidth=0)
             axes.axhline(target.accuracy, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="paper, ζ = 0.15")
-        spread = [s.std or 0 for s in with_man]
+        spread = [s.std or 0 for s in penalised]
         axes.errorbar(zetas, means, spread, color=tone, linewidth=1.5, marker="o", markersize=4, elinewidth=1,
-                      label=with_man[0].method)  # fmt: skip
+                      label=penalised[0].method)  # fmt: skip
         for s in plain:
             axes.axhline(s.mean, color=tone, linewidth=1.1, linestyle=(0, (4, 2)), label=s.method)
         where = f"{data.title}, {paper.partition_title(first.partition)}"
-        axes.set(title=where, xlabel="ζ", ylabel="test accuracy, %", xticks=zetas)
+        axes.set(title=where, xlabel="ζ", ylabel=data.headline.title(), xticks=zetas)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")
-        points = [(z, m, f"ζ = {z:g}: {m:.2f} %") for z, m in zip(zetas, means, strict=True)]
-        name = f"{slug(data.dataset)}-{slug(first.partition)}-{slug(first.algorithm)}-zeta"
-        pictures.append(finish(name, f"{data.title}: accuracy against ζ", figure, {"points": points}))
+        points = [(z, m, f"ζ = {z:g}: {data.headline.shown(m)}") for z, m in zip(zetas, means, strict=True)]
+        penalty = penalised[0].penalty
+        method = first.algorithm if penalty == MAN else f"{first.algorithm}-{penalty}"
+        name = f"{data.name}-{slug(first.partition)}-{slug(method)}-zeta"
+        title = f"{data.title}: {data.headline.name} against ζ"
+        pictures.append(finish(name, title, figure, {"points": points}))
     return pictures

@@ -6,18 +6,20 @@ On the page the colours are CSS variables with a light and a dark value, and gro
 
 from __future__ import annotations
 
+import colorsys
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fedman.paper.report.series import Setting, slug
+from fedman.paper.report.series import Setting, penalty_order, slug
 
 COLOURS = {
     "sheet": ("#ffffff", "#1b1e26"),
@@ -34,6 +36,16 @@ COLOURS = {
     "scaffold": ("#5a6472", "#a2adbd"),
 }
 """Name of a colour, which is also its CSS variable: its value on a light and on a dark page."""
+
+OTHER_TONES = tuple(
+    tuple(f"#{''.join(f'{round(255 * v):02x}' for v in colorsys.hls_to_rgb(hue / 24, light, 0.55))}" for light in pair)
+    for pair in ((0.37, 0.70), (0.26, 0.80))
+    for hue in range(24)
+)
+"""Colours of algorithms that have none above, on a light and on a dark page: an algorithm's depends on its name."""
+
+LINES = ("solid", (0, (1, 1.2)), (0, (7, 1.5, 1, 1.5)))
+"""Of the penalties in a figure, in their order; dashed is the plain algorithm."""
 
 SHEET, INK, MUTED, RULE = (COLOURS[name][0] for name in ("sheet", "ink", "muted", "rule"))
 STYLE: dict[str, Any] = {
@@ -78,9 +90,24 @@ class Picture:
     hover: str
 
 
+def tones(algorithm: str) -> tuple[str, ...]:
+    """The colour of an algorithm on a light and on a dark page, the same in every report."""
+    return COLOURS.get(algorithm) or OTHER_TONES[crc32(algorithm.encode()) % len(OTHER_TONES)]
+
+
 def colour(algorithm: str) -> str:
-    """The colour of an algorithm, the same in every figure."""
-    return COLOURS.get(algorithm, COLOURS["muted"])[0]
+    """The colour of an algorithm in a figure's file."""
+    return tones(algorithm)[0]
+
+
+def key(name: str) -> str:
+    """The name of an algorithm or a penalty as a CSS variable and for buttons."""
+    return slug(name).replace(".", "-")
+
+
+def penalties_of(settings: Iterable[Setting]) -> list[str]:
+    """The penalties of these settings, in their order."""
+    return sorted({each.penalty for each in settings} - {""}, key=penalty_order)
 
 
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
@@ -92,12 +119,22 @@ def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figu
 
 
 def draw_curve(
-    axes: Any, of: Setting, x: np.ndarray, y: np.ndarray, width: float = 1.5, band: Sequence[np.ndarray] = ()
+    axes: Any,
+    of: Setting,
+    x: np.ndarray,
+    y: np.ndarray,
+    width: float = 1.5,
+    band: Sequence[np.ndarray] = (),
+    penalties: Sequence[str] = (),
 ) -> None:
-    """Draw a method's curve, dashed without MAN, and the band between two others."""
-    series = f"{slug(of.algorithm)} {'man' if of.man else 'plain'}"
-    style: dict[str, Any] = {} if of.man else {"linestyle": (0, (4, 2))}
-    tone, width = colour(of.algorithm), width if of.man else 0.75 * width
+    """Draw a method's curve, dashed without a penalty, and the band between two others.
+
+    `penalties` are those of the figure's curves; each has a line of its own.
+    """
+    series = f"{key(of.algorithm)} {key(of.penalty) if of.penalty else 'plain'}"
+    line = penalties.index(of.penalty) % len(LINES) if of.penalty in penalties else 0
+    style: dict[str, Any] = {"linestyle": LINES[line] if of.penalty else (0, (4, 2))}
+    tone, width = colour(of.algorithm), width if of.penalty else 0.75 * width
     axes.plot(x, y, color=tone, label=of.method, gid=series, linewidth=width, **style)
     if band:
         axes.fill_between(x, *band, color=tone, alpha=0.18, linewidth=0, gid=series)
@@ -144,5 +181,7 @@ def _inline(svg: str) -> str:
     svg = svg[svg.index("<svg") :]
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
+    for light, dark in OTHER_TONES:
+        svg = svg.replace(light, f"light-dark({light}, {dark})")
     svg = re.sub(r'<g id="[\w.]+_\d+"', "<g", svg)
     return svg.replace("<g id=", "<g data-series=")

@@ -12,7 +12,16 @@ import numpy as np
 
 from fedman.paper import targets as paper
 from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements, Number, entries
-from fedman.paper.report.series import Setting, method_order, method_title, papers_variant, slug
+from fedman.paper.report.series import (
+    MAN,
+    Setting,
+    method_order,
+    method_title,
+    papers_variant,
+    penalty_of,
+    penalty_order,
+    slug,
+)
 from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
 
@@ -59,8 +68,9 @@ def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
     found: dict[Measured, Measured] = {}
     for record in records:
         if MODEL in record["models"]:
-            run, variant = record["run"], _variant(record)
-            new = Measured(run["dataset"], run["partition"], run["algorithm"], run["zeta"], variant, run["seed"], [])
+            run = record["run"]
+            method = run["algorithm"], _penalty(record), run["zeta"]
+            new = Measured(run["dataset"], run["partition"], *method, _variant(record), run["seed"], [])
             found.setdefault(new, new).files.append(record["models"][MODEL])
     return sorted(found.values(), key=_order)
 
@@ -75,7 +85,9 @@ def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
     rows = []
     doubts = ""
     for members in (list(group) for _, group in groupby(measured, lambda m: (m.label, m.zeta))):
-        theirs = paper.sharpness(dataset, partition, members[0].algorithm, members[0].man)
+        first = members[0]
+        known = first.papers_method
+        theirs = paper.sharpness(dataset, partition, first.algorithm, bool(first.penalty)) if known else None
         star = "*" if theirs and theirs.doubt else ""
         doubts += star
         row = [members[0].label]
@@ -85,7 +97,7 @@ def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
         ):
             finite = [value for value in values if not math.isnan(value)]
             row += [
-                mean_std(finite, digits),
+                mean_std(finite, f".{digits}f"),
                 Toned(f"{printed:.{digits}f}{star}" if printed is not None else BLANK, "quiet"),
                 f"{np.mean(finite) / printed:.2f}" if printed and finite and not star else BLANK,
             ]
@@ -124,7 +136,7 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     rows = set()
     for record in records:
         run = record["run"]
-        title = method_title(run["algorithm"], run["zeta"] > 0)
+        title = method_title(run["algorithm"], _penalty(record))
         first = run["dataset"], run["partition"], title, _variant(record), str(run["seed"])
         for model, file in record["models"].items():
             if "top" in file and (value := file["top"]["values"][0]) is not None:
@@ -138,23 +150,30 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
 
 
-def basis(measured: Sequence[Measured]) -> str:
+def basis(measured: Sequence[Measured], loss: str = "cross-entropy") -> str:
     """Which Hessian it is, in words."""
     used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
     counts = sorted({entry["samples"] for entry in used if "samples" in entry})
     known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
     on = f"{known} training samples" if known else "training samples"
-    return f"Hessian of the mean cross-entropy on {on}, at the mean of all clients' last models."
+    return f"Hessian of the mean {loss} on {on}, at the mean of all clients' last models."
 
 
-def plain_and_man(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """Runs of the same algorithm, partition and seed without and with MAN, in the paper's setting."""
-    found = {(m.dataset, m.partition, m.algorithm, m.seed, m.man): m for m in measured if not m.variant}
-    return [(m, found[*key[:4], True]) for key, m in found.items() if not m.man and (*key[:4], True) in found]
+def plain_and_penalised(measured: Sequence[Measured], penalty: str = MAN) -> list[tuple[Measured, Measured]]:
+    """Runs of the same algorithm, partition and seed without and with a penalty, in the paper's setting."""
+    found = {(m.dataset, m.partition, m.algorithm, m.seed, m.penalty): m for m in measured if not m.variant}
+    keys = [key for key in found if not key[4] and (*key[:4], penalty) in found]
+    return [(found[key], found[*key[:4], penalty]) for key in keys]
 
 
 def _order(m: Measured) -> tuple[object, ...]:
-    return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, m.zeta, m.seed
+    penalty = penalty_order(m.penalty)
+    return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, penalty, m.zeta, m.seed
+
+
+def _penalty(record: FlatnessRecord) -> str:
+    run = record["run"]
+    return penalty_of({**run.get("config", {}), "zeta": run["zeta"]})
 
 
 def _variant(record: FlatnessRecord) -> str:

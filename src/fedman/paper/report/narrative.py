@@ -10,17 +10,28 @@ import numpy as np
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS
-from fedman.paper.report.compare import ABOVE, BELOW, POINT, STD, Cell, Comparison, headers_swapped
-from fedman.paper.report.hessian import Measured, plain_and_man
-from fedman.paper.report.series import Series, method_title
-from fedman.paper.report.tables import points
+from fedman.paper.report.compare import (
+    ABOVE,
+    BELOW,
+    POINT,
+    STD,
+    Cell,
+    Comparison,
+    Pair,
+    headers_swapped,
+    penalties_title,
+)
+from fedman.paper.report.figure import penalties_of
+from fedman.paper.report.hessian import Measured, plain_and_penalised
+from fedman.paper.report.series import MAN, Series, method_title, part_title
+from fedman.paper.report.tables import difference, points
+from fedman.runs.records import Headline
 
 
 def dataset(data: Comparison) -> list[str]:
     """A few sentences on one data set."""
     sentences = [_measured(data)]
-    if data.pairs:
-        sentences.append(_gain(data))
+    sentences += [_gain(data, penalty) for penalty in data.penalties if _pairs(data, penalty)]
     compared = [cell for cell in data.cells if cell.target]
     if compared:
         sentences += [_agreement(compared), *_swapped_headers(data), *_order(data)]
@@ -34,18 +45,22 @@ def dataset(data: Comparison) -> list[str]:
 
 
 def flatness(measured: Sequence[Measured]) -> list[str]:
-    """What MAN does to the Hessian."""
-    pairs = plain_and_man(measured)
+    """What the penalties do to the Hessian."""
+    return [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
+
+
+def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
+    pairs, title = plain_and_penalised(measured, penalty), part_title("penalty", penalty)
     sentences = []
     for what, figures in (
-        ("largest eigenvalue", [(plain.top, man.top) for plain, man in pairs]),
-        ("trace", [(plain.trace, man.trace) for plain, man in pairs]),
+        ("largest eigenvalue", [(plain.top, penalised.top) for plain, penalised in pairs]),
+        ("trace", [(plain.trace, penalised.trace) for plain, penalised in pairs]),
     ):
-        falls = [1 - man / plain for plain, man in figures if plain > 0 and not math.isnan(man)]
+        falls = [1 - after / before for before, after in figures if before > 0 and not math.isnan(after)]
         if falls:
             lower = sum(fall > 0 for fall in falls)
-            change = " to ".join(dict.fromkeys(points(-100 * fall, 0) for fall in (min(falls), max(falls))))
-            sentences.append(f"MAN lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change} %).")
+            change = " to ".join(dict.fromkeys(points(-100 * fall, ".0f") for fall in (min(falls), max(falls))))
+            sentences.append(f"{title} lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change} %).")
     return sentences
 
 
@@ -54,14 +69,19 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
     if not any(data.in_paper for data in comparisons):
         return []
     sentences = []
-    have = {(d.dataset, c.series.partition, c.series.algorithm, c.series.man) for d in comparisons for c in d.cells}
+    have = {
+        (d.dataset, c.series.partition, c.series.algorithm, c.series.penalty)
+        for d in comparisons
+        if d.in_paper
+        for c in d.cells
+    }
     for name in paper.TABLES:
         gaps = [
-            method_title(algorithm, man)
+            method_title(algorithm, penalty)
             for algorithm in METHODS
-            for man in (False, True)
+            for penalty in ("", MAN)
             for partition in paper.PARTITIONS
-            if (name, partition, algorithm, man) not in have
+            if (name, partition, algorithm, penalty) not in have
         ]
         total = len(METHODS) * 2 * len(paper.PARTITIONS)
         if len(gaps) == total:
@@ -74,43 +94,71 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
 
 def tiles(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """The few figures to read first, each with what it is."""
-    gains = [pair.gain for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]
+    by_headline = {data.headline: [d for d in comparisons if d.headline == data.headline] for data in comparisons}
     cells = [cell for data in comparisons for cell in data.cells]
     compared = [cell for cell in cells if cell.target]
     made = [(str(sum(len(s.runs) for data in comparisons for s in data.all_series)), "runs")]
-    if gains:
-        made.append((f"{sum(gain > 0 for gain in gains)} of {len(gains)}", "pairs in which MAN gains"))
-        made.append((points(float(np.median(gains))), "points, the median gain"))
-    finite = [cell.series for cell in cells if not math.isnan(cell.series.mean)]
+    if gains := [pair.gain for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]:
+        added = penalties_title(penalties_of(cell.series for cell in cells))
+        made.append((f"{sum(gain > 0 for gain in gains)} of {len(gains)}", f"pairs in which {added} gains"))
+    for headline, members in by_headline.items():
+        made += _median_gain(headline, members)
     if compared:
         good = sum(cell.mark in (STD, POINT, ABOVE) for cell in compared)
         made.append((f"{good} of {len(compared)}", "cells within a point of the paper, or above"))
-    elif finite:
-        best = max(finite, key=lambda s: s.mean)
-        made.append((f"{best.mean:.1f} %", f"the best: {best.method}"))
+        return made
+    for headline, members in by_headline.items():
+        finite = [c.series for data in members for c in data.cells if not math.isnan(c.series.mean)]
+        if finite:
+            best = max(finite, key=lambda s: headline.gain(0.0, s.mean))
+            value = f"{best.mean:.1f} %" if headline.unit else headline.shown(best.mean)
+            of = "" if headline == Headline() else f" {headline.name}"
+            made.append((value, f"the best{of}: {best.method}"))
     return made
+
+
+def _median_gain(headline: Headline, comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
+    """The median over data sets, whose unit must be one: percent, or that of one data set."""
+    pairs = [pair for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]
+    if not pairs or not (headline.unit or len(comparisons) == 1):
+        return []
+    what = "points, the median gain" if headline.unit else f"the median gain in {headline.name}"
+    median = float(np.median([pair.gain for pair in pairs]))
+    return [(difference(headline, median, pairs[0].plain.series.mean), what)]
 
 
 def _measured(data: Comparison) -> str:
     if not data.cells:
         return "No run in the usual setting."
     cells = "cell" if len(data.cells) == 1 else "cells"
-    text = f"{len(data.cells)} {cells}, {data.seeds} each, ζ = {data.zeta:g}."
+    text = f"{len(data.cells)} {cells}, {data.seeds} each, {data.zeta_text}."
     diverged = [cell.series.method for cell in data.cells if math.isnan(cell.series.mean)]
     return f"{text} Diverged: {', '.join(diverged)}." if diverged else text
 
 
-def _gain(data: Comparison) -> str:
-    pairs = sorted((pair for pair in data.pairs if not math.isnan(pair.gain)), key=lambda pair: pair.gain)
+def _pairs(data: Comparison, penalty: str) -> list[Pair]:
+    return [pair for pair in data.pairs if pair.penalised.series.penalty == penalty]
+
+
+def _gain(data: Comparison, penalty: str) -> str:
+    finite = (pair for pair in _pairs(data, penalty) if not math.isnan(pair.gain))
+    pairs = sorted(finite, key=lambda pair: pair.gain)
+    added, headline = part_title("penalty", penalty), data.headline
     if not pairs:
-        return "No pair of plain and MAN is finite."
-    (low, where_low), (high, where_high) = ((points(p.gain), _where(p.plain.series)) for p in (pairs[0], pairs[-1]))
+        return f"No pair of plain and {added} is finite."
+    (low, where_low), (high, where_high) = (
+        (difference(headline, p.gain, p.plain.series.mean), _where(p.plain.series)) for p in (pairs[0], pairs[-1])
+    )
+    units = " points" if headline.unit else ""
     if len(pairs) == 1:
-        return f"MAN changes the accuracy of {where_low} by {low} points."
+        if headline.lower_is_better:
+            return f"{added} gains {low} in the {headline.name} of {where_low}; positive is better, lower."
+        return f"{added} changes the {headline.name} of {where_low} by {low}{units}."
     up = sum(pair.gain > 0 for pair in pairs)
+    does, change = ("lowers", "gain") if headline.lower_is_better else ("raises", "change")
     text = (
-        f"MAN raises the accuracy in {up} of {len(pairs)} pairs; the change is {low} ({where_low}) to {high} points "
-        f"({where_high})"
+        f"{added} {does} the {headline.name} in {up} of {len(pairs)} pairs; the {change} is {low} ({where_low}) to "
+        f"{high}{units} ({where_high})"
     )
     theirs = [gain for pair in pairs if (gain := pair.paper_gain) is not None]
     return f"{text}; in the paper {points(min(theirs))} to {points(max(theirs))}." if theirs else f"{text}."

@@ -11,13 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.paper.report import cost, curves, hessian, narrative, partitions, spectra, tables
-from fedman.paper.report.compare import MARKS, Comparison, comparisons
-from fedman.paper.report.figure import COLOURS, Picture
-from fedman.paper.report.series import Series, method_order, method_title, series, slug
+from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
+from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
+from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
 from fedman.paper.report.sources import Sources, StepCost
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
-from fedman.runs.text_tables import mean_std
 from fedman.runs.version import version
 
 
@@ -30,8 +29,9 @@ class Group:
     pictures: Sequence[Picture] = ()
     columns: int = 3
     buttons: Sequence[tuple[str, str]] = ()  # the algorithm each one switches, and its label
+    penalties: Sequence[tuple[str, str]] = ()  # the same for penalties
     off: Sequence[str] = ()  # buttons that start unpressed
-    cards: Comparison | None = None  # a card of accuracies for each partition
+    cards: Comparison | None = None  # a card of figures for each partition
     note: str = ""
     tables: Sequence[Table] = ()
 
@@ -57,6 +57,7 @@ class Report:
     tiles: list[tuple[str, str]]
     sections: list[Section]
     extra: list[Table]  # tables that are files alone
+    colours: dict[str, tuple[str, ...]]  # of figures and algorithms, on a light and on a dark page
 
     @property
     def pictures(self) -> list[Picture]:
@@ -87,12 +88,15 @@ def compose(found: Sources) -> Report:
         Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
-    title, lead = "Federated runs, measured", "Federated learning with and without the MAN term."
+    known: list[Setting] = [*all_series, *measured]
+    title, lead = "Federated runs, measured", _lead(penalties_of(known))
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
     shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
-    return Report(title, lead, narrative.tiles(compared), shown, extra)
+    colours = {key(each.algorithm): tones(each.algorithm) for each in known}
+    colours = COLOURS | {name: pair for name, pair in colours.items() if name not in COLOURS}
+    return Report(title, lead, narrative.tiles(compared), shown, extra, colours)
 
 
 def render(report: Report, folder: str) -> str:
@@ -107,9 +111,8 @@ def render(report: Report, folder: str) -> str:
     ours = resources.files("fedman.paper.report")
     style, script = (ours.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = environment.get_template("page.html.j2").render(
-        report=report, folder=folder, version=version(), style=style, script=script, colours=COLOURS, marks=MARKS,
-        mean_std=mean_std, paper_accuracy=tables.paper_accuracy, points=tables.points, partition_title=partition_title,
-        slug=slug,
+        report=report, folder=folder, version=version(), style=style, script=script, marks=MARKS,
+        paper_accuracy=tables.paper_accuracy, points=tables.points, partition_title=partition_title, slug=slug, key=key,
     )  # fmt: skip
     return re.sub(r"\n\s*\n+", "\n", page)
 
@@ -133,27 +136,55 @@ def _summary(compared: Sequence[Comparison], measured: Sequence[hessian.Measured
 
 def _dataset(data: Comparison) -> Section:
     columns = min(len(data.partitions), 3)
-    names = _buttons(cell.series.algorithm for cell in data.cells)
-    circles = "Open circle: the plain algorithm; full circle: with MAN."
-    circles += " Grey, below: the same in the paper." if data.in_paper else ""
+    names, penalties = _buttons(cell.series.algorithm for cell in data.cells), _penalty_buttons(data.penalties)
+    name, unit = data.headline.name, data.headline.unit
     seeds = "One seed" if data.seeds == "one seed" else f"Mean ± standard deviation over {data.seeds}"
-    curve = "Test accuracy of the mean of all clients' last models; mean over seeds, shaded from lowest to highest."
-    curve += f" Dotted: the target of {data.target:g} %." if data.target else ""
+    better = "; lower is better" if data.headline.lower_is_better else ""
+    curve = (
+        f"Test {name} of the mean of all clients' last models; mean over seeds, shaded from lowest to highest{better}."
+    )
+    curve += f" Dotted: the target of {data.target:g}{unit}." if data.target else ""
+    own = f"Test {name} of every client on its own samples, sorted{better}; mean over seeds."
     rounds = [tables.rounds(data)] if data.target else []
-    readings = [tables.readings(data)] if data.dataset == "cifar10" else []
+    readings = [tables.readings(data)] if data.dataset == "cifar10" and data.in_paper else []
     held = "Samples of every class (row) at every client (column); darker is more."
     groups = [
-        Group("From plain to MAN", circles, curves.overview(data), columns),
-        Group("Accuracy", columns=columns, cards=data, note=f"{seeds}, ζ = {data.zeta:g}. {tables.legend(data)}"),
-        Group("Convergence", curve, curves.convergence(data), columns, names),
-        Group(tables=[*rounds, *readings, tables.gains(data)]),
+        _overview(data, columns),
+        Group(
+            name[:1].upper() + name[1:] if unit else f"Test {name}",
+            columns=columns,
+            cards=data,
+            note=f"{seeds}, {data.zeta_text}{better}. {tables.legend(data)}",
+        ),
+        Group("Convergence", curve, curves.convergence(data), columns, names, penalties),
+        Group("Clients", own, curves.clients(data), columns, names, penalties),
+        Group(tables=[tables.clients(data), *rounds, *readings, tables.gains(data)]),
         Group("Partitions", held, partitions.pictures(data), columns),
     ]
-    return Section(slug(data.dataset), data.title, groups=groups, narrow=columns == 1)
+    return Section(data.name, data.title, groups=groups, narrow=columns == 1)
+
+
+def _overview(data: Comparison, columns: int) -> Group:
+    pictures = curves.overview(data)
+    if not data.penalties and not data.in_paper:
+        return Group("The methods", "", pictures, columns)
+    circles = f"Open circle: the plain algorithm; full circle: with {data.added}."
+    circles += " Grey, below: the same in the paper." if data.in_paper else ""
+    return Group(f"From plain to {data.added}", circles, pictures, columns)
+
+
+def _lead(penalties: Sequence[str]) -> str:
+    added = penalties_title(penalties)
+    term = f"the {added} term" if MAN in penalties and len(penalties) == 1 else added
+    return f"Federated learning with and without {term}." if penalties else "Runs of federated learning."
 
 
 def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
-    return [(slug(a), method_title(a, False)) for a in sorted(set(algorithms), key=method_order)]
+    return [(key(a), method_title(a)) for a in sorted(set(algorithms), key=lambda name: (method_order(name), name))]
+
+
+def _penalty_buttons(penalties: Iterable[str]) -> list[tuple[str, str]]:
+    return [(key(penalty), part_title("penalty", penalty)) for penalty in penalties]
 
 
 def _studies(data: Comparison) -> list[Group]:
@@ -163,9 +194,11 @@ def _studies(data: Comparison) -> list[Group]:
 
 
 def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured]) -> Section:
-    names = _buttons(m.algorithm for m in measured)
+    names, penalties = _buttons(m.algorithm for m in measured), _penalty_buttons(penalties_of(measured))
     shown = {"fedavg", "fedsam"}  # as in the paper; the others by their buttons
-    off = [key for key, _ in names if key not in shown] if shown <= {key for key, _ in names} else []
+    off = [name for name, _ in names if name not in shown] if shown <= {name for name, _ in names} else []
+    other = any("task" in record["run"].get("config", {}) for record in records)  # it is left out for classification
+    loss = "loss" if other else "cross-entropy"
     drawn = spectra.by_partition(measured)
     top, density, landscapes = (
         [picture for members in drawn for picture in draw(members)]
@@ -174,9 +207,9 @@ def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Meas
     smooth = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
     around = "Training loss around the models along two directions, on one scale for all."
     groups = [
-        Group("Largest eigenvalue and trace", hessian.basis(measured), tables=hessian.tables(measured)),
-        Group("The largest eigenvalues", "", top, 2, names, off),
-        Group("Density of all eigenvalues", smooth, density, 2, names, off),
+        Group("Largest eigenvalue and trace", hessian.basis(measured, loss), tables=hessian.tables(measured)),
+        Group("The largest eigenvalues", "", top, 2, names, penalties, off),
+        Group("Density of all eigenvalues", smooth, density, 2, names, penalties, off),
         Group("Loss landscapes", around, landscapes, 2),
     ]
     folded = [hessian.layers(measured), hessian.clients(measured), hessian.all_measurements(records)]

@@ -23,15 +23,26 @@ def pictures(data: Comparison) -> list[Picture]:
     found = []
     for name in data.partitions:
         config = axes(data.of(name)[0].series.runs[0])
-        known = _labels(config) if partition.parse(name).kind in partition.RULES else None
-        if known is not None:
-            labels, classes = known
-            seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
-            iid = SPECS[data.dataset].iid if data.dataset in SPECS else "shuffled"
-            parts = partition.split(labels, name, config["clients"], classes=classes, iid=iid, seed=seed, sigma=sigma)
-            found.append((name, partition.table(labels, parts, classes)))
+        try:
+            counts = _counts(config, name)
+        except UserError:
+            continue  # a file that is no longer there, or another one by now; a partition of another version
+        if counts is not None:
+            found.append((name, counts))
     most = max((int(counts.max()) for _, counts in found), default=0)
-    return [_heat_map(data.dataset, name, counts, most) for name, counts in found]
+    return [_heat_map(data, name, counts, most) for name, counts in found]
+
+
+def _counts(config: Axes, name: str) -> np.ndarray | None:
+    """The samples of each class at each client; None where a rule does not split the labels, or they are not known."""
+    known = _labels(config) if partition.parse(name).kind in partition.RULES else None
+    if known is None:
+        return None
+    labels, classes = known
+    seed, sigma = config.get("partition_seed", 0), config.get("unbalanced", 0.0)
+    iid = SPECS[config["dataset"]].iid if config["dataset"] in SPECS else "shuffled"
+    parts = partition.split(labels, name, config["clients"], classes=classes, iid=iid, seed=seed, sigma=sigma)
+    return partition.table(labels, parts, classes)
 
 
 def _labels(config: Axes) -> tuple[np.ndarray, int] | None:
@@ -44,14 +55,11 @@ def _labels(config: Axes) -> tuple[np.ndarray, int] | None:
         return np.repeat(np.arange(spec.classes), spec.train // spec.classes), spec.classes
     if name != "digits" and not is_path(name):
         return None
-    try:
-        data = load(name)
-    except UserError:
-        return None  # a user's file that is no longer there
+    data = load(name)
     return (data.y_train, data.classes) if data.y_train.ndim == 1 and data.classes else None
 
 
-def _heat_map(dataset: str, name: str, counts: np.ndarray, most: int) -> Picture:
+def _heat_map(data: Comparison, name: str, counts: np.ndarray, most: int) -> Picture:
     """Samples of each class (row) at each client (column); the darkest shade is `most` samples."""
     clients, classes = counts.shape
     figure, axes = panel()
@@ -63,9 +71,9 @@ def _heat_map(dataset: str, name: str, counts: np.ndarray, most: int) -> Picture
     axes.locator_params(integer=True)
     where = paper.partition_title(name)
     axes.set(title=f"{where}: {(counts > 0).sum(1).mean():.0f} classes per client", xlabel="client", ylabel="class")
-    title = f"{paper.title(dataset)}, {where}: {clients} clients, {classes} classes"
+    title = f"{data.title}, {where}: {clients} clients, {classes} classes"
     return finish(
-        f"{slug(dataset)}-{slug(name)}-partition", title, figure,
+        f"{data.name}-{slug(name)}-partition", title, figure,
         {"grid": counts.T.tolist(), "rows": (0, classes - 1), "columns": (0, clients - 1), "value": "samples",
          "names": ("client", "class")},
     )  # fmt: skip

@@ -12,20 +12,23 @@ from functools import cached_property
 import numpy as np
 
 from fedman.algorithms import ALGORITHMS
-from fedman.config import resolve
+from fedman.config import PARTS, UNSAID, resolve
 from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS, PRESETS
-from fedman.runs.records import LOCAL, ResultRow, Settings, axes
+from fedman.penalties import PENALTIES
+from fedman.runs.records import LOCAL, Headline, ResultRow, Settings, Spread, axes, figure, headline, headline_of
+from fedman.runs.text_tables import mean_std
 
-AXES = ("dataset", "partition", "algorithm", "zeta", "seed")
+MAN = "man"  # the paper's penalty
+AXES = ("dataset", "partition", "algorithm", "penalty", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
 """Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy in percent over the rounds: mean, smallest and largest over the seeds."""
+    """The headline over the rounds: mean, smallest and largest over the seeds."""
 
     rounds: np.ndarray
     mean: np.ndarray
@@ -40,45 +43,63 @@ class Setting:
     dataset: str
     partition: str
     algorithm: str
+    penalty: str  # what ζ weighs; "" where ζ = 0
     zeta: float
     variant: str  # the keys whose values are not the usual ones: "rho=0.1, stale_ascent=true"
 
     @property
-    def man(self) -> bool:
-        """Whether the MAN term is on."""
-        return self.zeta > 0
-
-    @property
     def method(self) -> str:
         """As the paper names it: FedDC, FedDC+MAN."""
-        return method_title(self.algorithm, self.man)
+        return method_title(self.algorithm, self.penalty)
+
+    @property
+    def papers_method(self) -> bool:
+        """Whether it is plain or has the paper's penalty."""
+        return self.penalty in ("", MAN)
 
 
 @dataclass(frozen=True)
 class Series(Setting):
     """The runs of one setting, one for each seed."""
 
+    headline: Headline
     runs: list[ResultRow] = field(repr=False, compare=False)
 
     @cached_property
-    def accuracies(self) -> list[float]:
-        """The accuracy of `all` in percent for each seed; nan where a run diverged."""
-        return [math.nan if "diverged" in run else run["accuracy"]["all"] for run in self.runs]
+    def values(self) -> list[float]:
+        """The headline of `all` for each seed; nan where a run diverged."""
+        return list(map(headline, self.runs))
 
     @property
     def mean(self) -> float:
         """nan if any seed diverged."""
-        return statistics.fmean(self.accuracies)
+        return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
         """The sample standard deviation (n − 1); None for one seed, or where one diverged."""
-        several = len(self.accuracies) > 1 and not math.isnan(self.mean)
-        return statistics.stdev(self.accuracies) if several else None
+        several = len(self.values) > 1 and not math.isnan(self.mean)
+        return statistics.stdev(self.values) if several else None
+
+    @property
+    def text(self) -> str:
+        """Mean ± standard deviation."""
+        return mean_std(self.values, self.headline.form(self.mean))
+
+    def figure_text(self, name: str) -> str:
+        """Mean ± standard deviation of another figure of the task, over the seeds that have it."""
+        found = [value for run in self.runs if (value := figure(run, name).get("all")) is not None]
+        return mean_std(found, Headline(name).form(*found))
+
+    @property
+    def clients(self) -> list[Spread]:
+        """The headline on the clients' own test samples, for each seed that has it."""
+        found = [run["clients"] for run in self.runs if "diverged" not in run and "clients" in run]
+        return [each for each in found if all(math.isfinite(v) for v in (*_numbers(each), *each.get("each", ())))]
 
     @property
     def target(self) -> float | None:
-        """The accuracy for rounds-to-target, in percent."""
+        """The headline for rounds-to-target."""
         return axes(self.runs[0]).get("target")
 
     @property
@@ -94,23 +115,53 @@ class Series(Setting):
     @cached_property
     def curve(self) -> Curve | None:
         """Over all seeds that came to their end, on the first one's rounds."""
-        curves = [run["curve"] for run in self.runs if run["curve"]["round"] and "diverged" not in run]
+        curves = [_finite_points(run) for run in self.runs if "diverged" not in run]
+        curves = [(rounds, values) for rounds, values in curves if len(rounds)]
         if not curves:
             return None
-        rounds = np.array(curves[0]["round"], dtype=float)
-        values = np.stack([np.interp(rounds, c["round"], c["all"]) for c in curves])
-        return Curve(rounds, values.mean(0), values.min(0), values.max(0))
+        rounds = curves[0][0]
+        stacked = np.stack([np.interp(rounds, *curve) for curve in curves])
+        return Curve(rounds, stacked.mean(0), stacked.min(0), stacked.max(0))
+
+
+def _finite_points(run: ResultRow) -> tuple[np.ndarray, np.ndarray]:
+    rounds, values = (np.array(run["curve"][axis], dtype=float) for axis in ("round", "all"))
+    finite = np.isfinite(values)
+    return rounds[finite], values[finite]
+
+
+def _numbers(spread: Spread) -> tuple[float, float, float]:
+    return spread["mean"], spread["worst_tenth"], spread["spread"]
 
 
 def first_at_target(run: ResultRow) -> int | None:
-    """The first round of a run that reaches the target accuracy."""
+    """The first round of a run that reaches the target."""
     return None if "diverged" in run else run["rounds_to_target"]
 
 
-def method_title(algorithm: str, man: bool) -> str:
-    """The name of an algorithm with or without MAN."""
-    known = ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
-    return f"{known}+MAN" if man else known
+def method_title(algorithm: str, penalty: str = "") -> str:
+    """The name of an algorithm, and of the penalty that is added to it."""
+    return "+".join(part_title(kind, name) for kind, name in (("algorithm", algorithm), ("penalty", penalty)) if name)
+
+
+def part_title(kind: str, name: str) -> str:
+    """The title of a part of fedman's own; of one from outside, which is not imported, its name without the module.
+
+    >>> part_title("algorithm", "feddc"), part_title("algorithm", "my_package.fedfoo:FedFoo")
+    ('FedDC', 'FedFoo')
+    """
+    known = PARTS[kind].built_in.get(name)
+    return known.title if known else name.rpartition(":")[2] or name
+
+
+def penalty_of(config: Settings) -> str:
+    """The penalty of a run; "" where ζ = 0."""
+    return str(config.get("penalty", MAN)) if config["zeta"] else ""
+
+
+def penalty_order(penalty: str) -> tuple[int, str]:
+    """None first, then fedman's own, then others by name."""
+    return _position(["", *PENALTIES.built_in], penalty), penalty
 
 
 def method_order(algorithm: str) -> int:
@@ -126,23 +177,26 @@ def slug(name: str) -> str:
 def series(rows: Sequence[ResultRow]) -> list[Series]:
     """All series of these runs, in the paper's order.
 
-    Usual values are the paper's for its data sets, else the most frequent ones of the data set and algorithm. Runs that
-    differ in precision alone make two series; the one with more seeds, or of the more frequent precision, is the main
-    one, and has the runs that diverged, whose precision is not recorded.
+    Usual values are the paper's for its data sets, else the most frequent ones of the data set and algorithm among runs
+    with one headline. Runs that differ in precision alone make two series; the one with more seeds, or of the more
+    frequent precision, is the main one, and has the runs that diverged, whose precision is not recorded.
     """
-    configs: dict[tuple[str, str], list[Settings]] = {}
-    for row in rows:
-        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"]), []).append(row["config"])
+    headlines = _headlines(rows)
+    configs: dict[tuple[str, str, Headline], list[Settings]] = {}
+    for row, compared in zip(rows, headlines, strict=True):
+        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(_said(row["config"]))
     usual = {key: _most_frequent(members) for key, members in configs.items()}
     frequency = Counter(map(_precision, rows))
-    groups: dict[Setting, dict[str, dict[int, ResultRow]]] = {}
-    for row in rows:
-        a = axes(row)
-        changes = _changes(row["config"], usual[a["dataset"], a["algorithm"]] | _papers(row["config"]))
-        setting = Setting(a["dataset"], a["partition"], a["algorithm"], a["zeta"], changes)
-        groups.setdefault(setting, {}).setdefault(_precision(row), {}).setdefault(a["seed"], row)
+    groups: dict[tuple[Setting, Headline], dict[str, dict[int, ResultRow]]] = {}
+    for row, compared in zip(rows, headlines, strict=True):
+        a, config = axes(row), _said(row["config"])
+        known = usual[a["dataset"], a["algorithm"], compared]
+        changes = _changes(config, known | (_papers(config) if compared == Headline() else {}))
+        setting = Setting(a["dataset"], a["partition"], a["algorithm"], penalty_of(config), a["zeta"], changes)
+        group = groups.setdefault((setting, compared), {})
+        group.setdefault(_precision(row), {}).setdefault(a["seed"], row)
     made = []
-    for setting, by_precision in groups.items():
+    for (setting, compared), by_precision in groups.items():
         unknown = by_precision.pop("", {})
         main = max(by_precision, key=lambda p: (len(by_precision[p]), frequency[p], p), default="")
         by_precision[main] = unknown | by_precision.get(main, {})
@@ -150,8 +204,26 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
             other = "" if precision == main else f"precision={precision}"
             variant = ", ".join(filter(None, (setting.variant, other)))
             runs = [by_seed[seed] for seed in sorted(by_seed)]
-            made.append(Series(**(vars(setting) | {"variant": variant}), runs=runs))
+            made.append(Series(**(vars(setting) | {"variant": variant}), headline=compared, runs=runs))
     return sorted(made, key=_order)
+
+
+def _headlines(rows: Sequence[ResultRow]) -> list[Headline]:
+    """What each run is compared by; one that diverged by what others of its task are, on its data or elsewhere."""
+    known: dict[tuple[object, ...], Headline] = {}
+    for row in rows:
+        if "diverged" not in row:
+            for key in _kinds(row):
+                known.setdefault(key, headline_of(row))
+    return [
+        next((known[key] for key in _kinds(row) if key in known and "diverged" in row), headline_of(row))
+        for row in rows
+    ]
+
+
+def _kinds(row: ResultRow) -> list[tuple[object, ...]]:
+    data, task = axes(row)["dataset"], row["config"].get("task")
+    return [(data, task), ("", task)] if task else [(data, task)]
 
 
 def papers_variant(config: Settings) -> str:
@@ -160,8 +232,9 @@ def papers_variant(config: Settings) -> str:
 
 
 def _order(s: Series) -> tuple[object, ...]:
-    place = (_position(paper.TITLES, s.dataset), s.dataset, _position(paper.PARTITIONS, s.partition), s.partition)
-    return *place, method_order(s.algorithm), s.zeta, s.variant
+    data = _position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
+    place = _position(paper.PARTITIONS, s.partition), s.partition
+    return *data, *place, method_order(s.algorithm), s.algorithm, penalty_order(s.penalty), s.zeta, s.variant
 
 
 def _position(names: Iterable[str], name: str) -> int:
@@ -183,12 +256,19 @@ def _most_frequent(configs: Sequence[Settings]) -> Settings:
     return found
 
 
+def _said(config: Settings) -> Settings:
+    """A configuration with the values that it leaves out, those that older ones do not have."""
+    return {**UNSAID, **config}
+
+
 def _papers(config: Settings) -> Settings:
     """The paper's setting for a run's data, algorithm and ζ; empty where it has none."""
     keys: Settings = {k: config[k] for k in ("partition", "algorithm", "zeta") if k in config}
+    if keys.get("algorithm") not in ALGORITHMS.built_in:
+        keys.pop("algorithm", None)  # the name of a module, which is not imported
     try:
         name = str(config.get("dataset"))
-        return resolve(keys, PRESETS[f"{name}-dir0.3"]).flat() if name in paper.TABLES else {}
+        return _said(resolve(keys, PRESETS[f"{name}-dir0.3"]).flat()) if name in paper.TABLES else {}
     except UserError:
         return {}  # a results file of another version of the program
 

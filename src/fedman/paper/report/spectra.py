@@ -17,7 +17,7 @@ from fedman.flatness.landscape import Landscape
 from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements, entries
-from fedman.paper.report.figure import Picture, draw_curve, finish, panel
+from fedman.paper.report.figure import Picture, draw_curve, finish, panel, penalties_of
 from fedman.paper.report.hessian import Measured
 from fedman.paper.report.series import slug
 
@@ -44,7 +44,8 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
         return []
     figure, axes = panel(6.2, 3.4)
     for m, values in shown.items():
-        draw_curve(axes, m, np.arange(1, len(values) + 1), np.array(values), width=1.4)
+        ranks = np.arange(1, len(values) + 1)
+        draw_curve(axes, m, ranks, np.array(values), width=1.4, penalties=penalties_of(shown))
     axes.set(title=_title(members, count), xlabel="rank", ylabel="eigenvalue", yscale="log", xlim=(1, None))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -65,7 +66,7 @@ def density(members: Sequence[Measured]) -> list[Picture]:
     grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 600, dtype=torch.float64)
     for m, (found,) in shown.items():
         mean = np.maximum(found.curve(sigma, grid=grid).mean.numpy(), FLOOR)
-        draw_curve(axes, m, grid.numpy(), mean, width=1.1)
+        draw_curve(axes, m, grid.numpy(), mean, width=1.1, penalties=penalties_of(shown))
     axes.set(title=_title(members, count), xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
@@ -88,7 +89,7 @@ def landscapes(members: Sequence[Measured]) -> list[Picture]:
         for m, (found,) in shown.items():
             figure, hover = draw(found, levels)
             figure.axes[0].set(title=m.method)
-            name = f"{_stem(members)}-{slug(m.algorithm)}-{'man' if m.man else 'plain'}-{kind}"
+            name = f"{_stem(members)}-{slug(m.algorithm)}-{slug(m.penalty) if m.penalty else 'plain'}-{kind}"
             made.append(finish(name, f"{m.method}, {_title(members)}: {what}", figure, hover))
     return made
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, headers_swapped
-from fedman.paper.report.series import Series, first_at_target, slug
+from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, Pair, headers_swapped, printed
+from fedman.paper.report.series import Series, first_at_target, method_title
 from fedman.paper.targets import Target
+from fedman.runs.records import Headline
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
 
 BLANK = "–"
+Row = tuple[str, str]
+"""What a row of a table is about: an algorithm and a penalty, "" where there is none."""
 Entry = TypeVar("Entry")
 
 
@@ -50,20 +53,23 @@ class Table:
 
 def accuracy(data: Comparison) -> Table:
     """Every cell of a data set on a line, every figure in a column of its own."""
-    header = ["partition", "method", "accuracy", "std", "seeds", "rounds to target"]
+    header = ["partition", "method", data.headline.name, "std", "seeds", "rounds to target", *data.more_figures]
     header += ["paper", "paper's std", "difference", "agreement", "paper's rounds"] if data.in_paper else []
     rows = []
     for cell in data.cells:
         s, target = cell.series, cell.target
-        mean = "diverged" if math.isnan(s.mean) else f"{s.mean:.2f}"
-        spread = BLANK if s.std is None else f"{s.std:.2f}"
+        form = data.headline.form(s.mean)
+        mean = "diverged" if math.isnan(s.mean) else f"{s.mean:{form}}"
+        spread = BLANK if s.std is None else f"{s.std:{form}}"
         row = [s.partition, s.method, mean, spread, str(len(s.runs)), rounds_text(s)]
+        row += map(s.figure_text, data.more_figures)
         if data.in_paper:
             row += [f"{target.accuracy:.2f}", f"{target.std:.2f}"] if target else [BLANK, BLANK]
             row += [points(cell.difference), MARKS[cell.mark][1], _paper_rounds(cell)]
         rows.append(row)
-    note = f"ζ = {data.zeta:g}; percent, of the mean of all clients' last models, over seeds."
-    return Table(f"{slug(data.dataset)}-accuracy", f"{data.title}: accuracy", header, rows, note, 2)
+    unit = "percent, " if data.headline.unit else ""
+    note = f"{data.zeta_text}; {unit}of the mean of all clients' last models, over seeds."
+    return Table(data.figures_name, f"{data.title}: {data.headline.name}", header, rows, note, 2)
 
 
 def headline(data: Comparison) -> Table:
@@ -71,22 +77,32 @@ def headline(data: Comparison) -> Table:
 
     def texts(cell: Cell) -> list[str]:
         beside = f" ({paper_accuracy(cell.target)}) {MARKS[cell.mark][0]}" if cell.target else ""
-        return [mean_std(cell.series.accuracies) + beside]
+        return [cell.series.text + beside]
 
     brackets = "; the paper's in brackets" if data.in_paper else ""
-    note = f"ζ = {data.zeta:g}, {data.seeds}{brackets}. {legend(data)}".strip()
-    cells = {(c.series.method, c.series.partition): c for c in data.cells}
-    return _by_partition(data, "headline", f"{data.title}, accuracy in %", "method", cells, texts, [], note)
+    note = f"{data.zeta_text}, {data.seeds}{brackets}. {legend(data)}".strip()
+    title = f"{data.title}, {data.headline.name}{' in %' if data.headline.unit else ''}"
+    return _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
 
 
 def gains(data: Comparison) -> Table:
-    """What MAN adds to each algorithm."""
-    pairs = {(pair.plain.series.method, pair.plain.series.partition): pair for pair in data.pairs}
+    """What the penalties add to each algorithm."""
+    several = len(data.penalties) > 1
+
+    def row(s: Series) -> Row:
+        return s.algorithm, s.penalty if several else ""
+
+    def texts(pair: Pair) -> list[str]:
+        return [difference(data.headline, pair.gain, pair.plain.series.mean), points(pair.paper_gain)]
+
+    pairs = {(row(pair.penalised.series), pair.plain.series.partition): pair for pair in data.pairs}
     more = ["paper"] if data.in_paper else []
-    title = f"{data.title}: points that MAN adds"
-    return _by_partition(
-        data, "gain", title, "algorithm", pairs, lambda pair: [points(pair.gain), points(pair.paper_gain)], more
+    what = (
+        f"points that {data.added} adds" if data.headline.unit else f"what {data.added} gains in {data.headline.name}"
     )
+    note = f"Positive is better: so much lower is the {data.headline.name}." if data.headline.lower_is_better else ""
+    first = "method" if several else "algorithm"
+    return _by_partition(data, "gain", f"{data.title}: {what}", first, pairs, texts, more, note)
 
 
 def rounds(data: Comparison) -> Table:
@@ -99,14 +115,17 @@ def rounds(data: Comparison) -> Table:
 
     note = "Median over seeds of the first round in which the mean of all clients reaches the target."
     note += " Green: at most 20 % more than in the paper." if data.in_paper else ""
-    cells = {(c.series.method, c.series.partition): c for c in data.cells}
     more = ["paper", "ratio"] if data.in_paper else []
-    title = f"{data.title}: rounds to {data.target:g} %"
-    return _by_partition(data, "rounds", title, "method", cells, texts, more, note)
+    title = f"{data.title}: rounds to {data.target:g}{data.headline.unit}"
+    return _by_partition(data, "rounds", title, "method", _by_method(data), texts, more, note)
+
+
+def _by_method(data: Comparison) -> dict[tuple[Row, str], Cell]:
+    return {((c.series.algorithm, c.series.penalty), c.series.partition): c for c in data.cells}
 
 
 def _by_partition(
-    data: Comparison, name: str, title: str, first: str, entries: dict[tuple[str, str], Entry],
+    data: Comparison, name: str, title: str, first: str, entries: dict[tuple[Row, str], Entry],
     texts: Callable[[Entry], list[str]], more: list[str], note: str = "",
 ) -> Table:  # fmt: skip
     """A row for each method; for each partition a column of its own and one for each of `more`."""
@@ -114,12 +133,12 @@ def _by_partition(
     for partition in data.partitions:
         header += [paper.partition_title(partition), *more]
     for method in dict.fromkeys(method for method, _ in entries):
-        row = [method]
+        row = [method_title(*method)]
         for partition in data.partitions:
             entry = entries.get((method, partition))
             row += ([BLANK] * 3 if entry is None else texts(entry))[: 1 + len(more)]
         rows.append(row)
-    return Table(f"{slug(data.dataset)}-{name}", title, header, rows, note)
+    return Table(f"{data.name}-{name}", title, header, rows, note)
 
 
 def readings(data: Comparison) -> Table:
@@ -127,7 +146,7 @@ def readings(data: Comparison) -> Table:
     header = ["partition", "method", "accuracy %", "as printed", "difference", "headers swapped", "difference"]
     rows = []
     for cell in data.cells:
-        row = [cell.series.partition, cell.series.method, mean_std(cell.series.accuracies)]
+        row = [cell.series.partition, cell.series.method, cell.series.text]
         for c in (cell, headers_swapped(cell)):
             row += [paper_accuracy(c.target), Toned(points(c.difference), c.mark)]
         rows.append(row)
@@ -135,44 +154,70 @@ def readings(data: Comparison) -> Table:
         "In all twelve rows of the paper's table the column headed δ = 0.6 is lower than the one headed δ = 0.3, "
         "although it is the easier split: the two headers have probably changed places."
     )
-    return Table(f"{slug(data.dataset)}-readings", f"{data.title}: both readings", header, rows, note, 2)
+    return Table(f"{data.name}-readings", f"{data.title}: both readings", header, rows, note, 2)
 
 
 def sensitivity(data: Comparison) -> Table:
-    """Accuracy against ζ."""
+    """The headline against ζ."""
     rows = [
-        [s.partition, s.method, f"{s.zeta:g}", mean_std(s.accuracies), str(len(s.runs)), rounds_text(s)]
+        [s.partition, s.method, f"{s.zeta:g}", s.text, str(len(s.runs)), rounds_text(s)]
         for study in data.zeta_studies()
         for s in study
     ]
-    goal = f"rounds to {data.target:g} %" if data.target else "rounds"
-    header = ["partition", "method", "ζ", "accuracy %", "seeds", goal]
-    return Table(f"{slug(data.dataset)}-zeta", f"{data.title}: accuracy against ζ", header, rows, words=2)
+    goal = f"rounds to {data.target:g}{data.headline.unit}" if data.target else "rounds"
+    header = ["partition", "method", "ζ", data.headline.column, "seeds", goal]
+    return Table(f"{data.name}-zeta", f"{data.title}: {data.headline.name} against ζ", header, rows, words=2)
 
 
 def variants(data: Comparison) -> Table:
     """Settings on which paper and code disagree, beside the usual setting."""
-    header = ["partition", "method", "changed", "accuracy %", "seeds", "usual setting", "difference"]
+    header = ["partition", "method", "changed", data.headline.column, "seeds", "usual setting", "difference"]
     header += ["paper"] if data.in_paper else []
     rows = []
     for changes, s, usual in data.variants():
-        row = [s.partition, s.method, changes, mean_std(s.accuracies), str(len(s.runs))]
-        row += [mean_std(usual.series.accuracies), points(s.mean - usual.series.mean)] if usual else [BLANK, BLANK]
-        row += [paper_accuracy(paper.target(s.dataset, s.partition, s.algorithm, s.man))] if data.in_paper else []
+        row = [s.partition, s.method, changes, s.text, str(len(s.runs))]
+        than = usual.series if usual else None
+        row += [than.text, difference(data.headline, s.mean - than.mean, than.mean)] if than else [BLANK, BLANK]
+        row += [paper_accuracy(printed(s))] if data.in_paper else []
         rows.append(row)
     title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
-    return Table(f"{slug(data.dataset)}-variants", title, header, rows, words=3)
+    return Table(f"{data.name}-variants", title, header, rows, words=3)
+
+
+def clients(data: Comparison) -> Table:
+    """The headline on the clients' own test samples: its mean, the worst tenth, its spread."""
+    rows = []
+    for s in data.all_series:
+        if found := s.clients:
+            form = data.headline.form(*(each["mean"] for each in found))
+            figures = zip(*((c["mean"], c["worst_tenth"], c["spread"]) for c in found), strict=True)
+            rows.append([s.partition, s.method, data.changes(s), *(mean_std(values, form) for values in figures)])
+    header = ["partition", "method", "changed", "mean", "worst tenth", "spread"]
+    note = (
+        f"{data.headline.title(' on the clients’ own test samples')}. Every client counts the same. Worst tenth: the "
+        "mean of that tenth of the clients, at least one. Spread: the standard deviation over clients."
+    )
+    if not any(row[2] for row in rows):
+        header, rows = [header[0], header[1], *header[3:]], [[*row[:2], *row[3:]] for row in rows]
+    return Table(f"{data.name}-clients", f"{data.title}: the clients", header, rows, _sentence(note), len(header) - 3)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def all_runs(all_series: Sequence[Series]) -> Table:
     """A row for each run."""
-    header = ["data", "partition", "method", "ζ", "changed", "seed", "accuracy %", "rounds to target", "s",
+    kinds = {s.headline for s in all_series}
+    figure = kinds.pop().column if len(kinds) == 1 else "headline"
+    header = ["data", "partition", "method", "ζ", "changed", "seed", figure, "rounds to target", "s",
               "precision", "device", "version"]  # fmt: skip
     rows = []
     for s in all_series:
-        for run, value in zip(s.runs, s.accuracies, strict=True):
+        for run, value in zip(s.runs, s.values, strict=True):
             row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.variant, str(run["config"]["seed"])]
-            row += [mean_std([value]), str(first_at_target(run) or BLANK)]
+            name = f"{s.headline.name} " if figure == "headline" else ""
+            row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
             rows.append([*row, run["version"]])
     return Table("all-runs", "Every run", header, rows, words=3)
@@ -194,9 +239,14 @@ def _paper_rounds(cell: Cell) -> str:
     return str(cell.target.rounds or "500+")
 
 
-def points(value: float | None, digits: int = 2) -> str:
+def points(value: float | None, form: str = ".2f") -> str:
     """A difference in points, with its sign."""
-    return BLANK if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+    return BLANK if value is None or math.isnan(value) else f"{value:+{form}}".replace("-", "−")
+
+
+def difference(headline: Headline, value: float, than: float) -> str:
+    """A difference from the value `than` of a headline, with its sign, and with as many decimals as that has."""
+    return points(value, headline.form(than))
 
 
 def rounds_text(s: Series) -> str:

@@ -1,0 +1,102 @@
+"""Recurrent layers written out in matrix products, which `torch.func.vmap` can stack over models.
+
+PyTorch's own LSTM, GRU and RNN are single calls without a batching rule. Written out, the steps of a sequence follow
+each other, and each is one product for all models at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+States = tuple[Tensor, ...]
+
+
+def unroll(model: nn.Module) -> nn.Module:
+    """`model`, whose recurrent layers are from now on computed step by step, with the same parameters and results."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.forward = partial(_forward, module)
+    return model
+
+
+def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
+    """What `layer(x, hx)` returns."""
+    if not isinstance(x, Tensor):
+        raise NotImplementedError("packed sequences cannot be stacked")
+    if layer.dropout and layer.training:
+        raise NotImplementedError("dropout between recurrent layers cannot be stacked")
+    single = x.ndim == 2
+    x = x.unsqueeze(0 if layer.batch_first else 1) if single else x
+    x = x.transpose(0, 1) if layer.batch_first else x  # [T, B, features]
+    starts = _starts(layer, x, hx, single)
+    ends: list[States] = []
+    for depth in range(layer.num_layers):
+        ways = []
+        for way in range(2 if layer.bidirectional else 1):
+            weights = _weights(layer, f"l{depth}{'_reverse' if way else ''}")
+            out, end = _sequence(layer, x.flip(0) if way else x, starts[len(ends)], weights)
+            ways.append(out.flip(0) if way else out)
+            ends.append(end)
+        x = torch.cat(ways, -1) if len(ways) > 1 else ways[0]
+    out = x.transpose(0, 1) if layer.batch_first else x
+    last = [torch.stack(each) for each in zip(*ends, strict=True)]
+    if single:
+        out, last = out.squeeze(0 if layer.batch_first else 1), [each.squeeze(1) for each in last]
+    return out, tuple(last) if len(last) > 1 else last[0]
+
+
+def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Tensor]) -> tuple[Tensor, States]:
+    """The outputs `[T, B, H]` of one layer in one direction, and its last states."""
+    step = _STEPS[layer.mode]
+    projected = nn.functional.linear(x, weights["ih"], weights.get("bias_ih"))  # of all steps at once
+    state, outputs = start, []
+    for now in projected.unbind(0):
+        state = step(now, nn.functional.linear(state[0], weights["hh"], weights.get("bias_hh")), state)
+        if "hr" in weights:
+            state = nn.functional.linear(state[0], weights["hr"]), *state[1:]
+        outputs.append(state[0])
+    return torch.stack(outputs), state
+
+
+def _lstm(x: Tensor, h: Tensor, state: States) -> States:
+    i, f, g, o = (x + h).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru(x: Tensor, h: Tensor, state: States) -> States:
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
+    n = (xn + (xr + hr).sigmoid() * hn).tanh()
+    z = (xz + hz).sigmoid()
+    return (n + z * (state[0] - n),)
+
+
+_STEPS: dict[str, Callable[[Tensor, Tensor, States], States]] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN_TANH": lambda x, h, state: ((x + h).tanh(),),
+    "RNN_RELU": lambda x, h, state: ((x + h).relu(),),
+}
+
+
+def _starts(layer: nn.RNNBase, x: Tensor, hx: Any, single: bool) -> list[States]:
+    """The first states of every layer and direction; zero where none are given."""
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    if hx is None:
+        sizes = [layer.proj_size or layer.hidden_size, *([layer.hidden_size] if layer.mode == "LSTM" else [])]
+        return [tuple(x.new_zeros(x.shape[1], size) for size in sizes)] * count
+    given = hx if isinstance(hx, tuple) else (hx,)
+    given = tuple(each.unsqueeze(1) for each in given) if single else given
+    return list(zip(*(each.unbind(0) for each in given), strict=True))
+
+
+def _weights(layer: nn.RNNBase, suffix: str) -> dict[str, Tensor]:
+    """The parameters of one layer in one direction, by what they do."""
+    names = {"ih": "weight_ih", "hh": "weight_hh", "hr": "weight_hr", "bias_ih": "bias_ih", "bias_hh": "bias_hh"}
+    full = {key: f"{name}_{suffix}" for key, name in names.items()}
+    return {key: getattr(layer, name) for key, name in full.items() if hasattr(layer, name)}

@@ -1,0 +1,209 @@
+"""Data, model and task that do not fit together: one line before training, and nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedman
+from fedman.data import Dataset
+from fedman.errors import UserError
+from fedman.runs.build import on_device
+from fedman.tasks import Classification, LanguageModel, MultiLabel, Regression
+from fedman.training.check import RESERVED, check_fit
+
+N, T = 12, 6
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(N, 5)).astype(np.float32)
+IDS = RNG.integers(0, 7, (N, T))
+CLASSES = RNG.integers(0, 4, N)
+NUMBERS = RNG.normal(size=(N, 3)).astype(np.float32)
+LABELS = RNG.integers(0, 2, (N, 3))
+
+
+def dataset(x, y, classes=4) -> Dataset:
+    return Dataset("mine", x, y, x[:3], y[:3], classes, (0.0,), (1.0,))
+
+
+class Linear(nn.Module):
+    def __init__(self, *shape, inputs=5):
+        super().__init__()
+        self.shape, self.linear = shape, nn.Linear(inputs, int(np.prod(shape)))
+
+    def forward(self, x):
+        return self.linear(x).unflatten(1, self.shape)
+
+
+class Text(nn.Module):
+    def __init__(self, tokens=7, outputs=7):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(tokens, 4), nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return self.out(self.embedding(x))
+
+
+class Returns(nn.Module):
+    """A model that returns anything."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.linear = make, nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.make(self.linear(x))
+
+
+def fit(task, data, model):
+    check_fit(task, data, model, on_device(data, "cpu", False, isinstance(model, Text)))
+
+
+FITS = {
+    "classification": (Classification(), dataset(ROWS, CLASSES), Linear(4)),
+    "more outputs than classes": (Classification(), dataset(ROWS, CLASSES), Linear(6)),
+    "regression": (Regression(), dataset(ROWS, NUMBERS), Linear(3)),
+    "regression of a number": (Regression(), dataset(ROWS, NUMBERS[:, 0]), Linear(1)),
+    "multi-label": (MultiLabel(), dataset(ROWS, LABELS), Linear(3)),
+    "multi-label, as numbers": (MultiLabel(), dataset(ROWS, LABELS.astype(np.float32)), Linear(3)),
+    "language model": (LanguageModel(), dataset(IDS, IDS, 7), Text()),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_what_fits(case):
+    """Also the model that comes from a registry has as many outputs as the task says."""
+    task, data, model = FITS[case]
+    fit(task, data, model)
+    assert task.outputs(data) == {"more outputs than classes": 4}.get(case, [*model.parameters()][-1].numel())
+
+
+MISFITS = {
+    "numbers for classes": (Classification(), ROWS, NUMBERS[:, 0], Linear(4), "targets are float32 of shape ()"),
+    "several classes": (Classification(), ROWS, LABELS, Linear(4), "targets are int64 of shape (3,) a sample; class"),
+    "too few outputs": (Classification(), ROWS, CLASSES, Linear(3), "model: gives (3,) outputs a sample; 4 classes"),
+    "outputs with an axis more": (Classification(), ROWS, CLASSES, Linear(4, 1), "model: gives (4, 1) outputs a"),
+    "classes for numbers": (Regression(), ROWS, CLASSES, Linear(1), "mine: targets are int64; regression needs float"),
+    "too many outputs": (Regression(), ROWS, NUMBERS, Linear(4), "model: gives 4 outputs a sample; the targets have 3"),
+    "too few numbers": (Regression(), ROWS, NUMBERS[:, 0], Linear(3), "model: gives 3 outputs a sample; the"),
+    "a label 2": (MultiLabel(), ROWS, LABELS + 1, Linear(3), "mine: targets of shape (12, 3) must be [n, labels]"),
+    "one label alone": (MultiLabel(), ROWS, LABELS[:, 0], Linear(1), "mine: targets of shape (12,) must be [n, label"),
+    "a label without output": (MultiLabel(), ROWS, LABELS, Linear(2), "model: gives (2,) outputs a sample; the"),
+    "rows for text": (LanguageModel(), ROWS, CLASSES, Linear(4), "mine: inputs float32 (12, 5) and targets int64"),
+    "a next token alone": (LanguageModel(), IDS, IDS[:, 0], Text(), "mine: inputs int64 (12, 6) and targets int64"),
+    "too few tokens": (LanguageModel(), IDS, IDS, Text(outputs=5), "model: gives an output of shape [B, 6, 5]"),
+    "an embedding too small": (LanguageModel(), IDS, IDS, Text(tokens=2), "mine: x_train has ids 0 to 6; the model's"),
+    "other rows": (Classification(), ROWS, CLASSES, Linear(4, inputs=9), "model: Linear cannot take samples"),
+    "a tuple": (Classification(), ROWS, CLASSES, Returns(lambda o: (o, o)), "model: Returns returns tuple for 2"),
+    "a sum": (Classification(), ROWS, CLASSES, Returns(torch.sum), "model: Returns returns shape () for 2 samples; a"),
+    "a transposed output": (Classification(), ROWS, CLASSES, Returns(torch.t), "model: Returns returns shape (4, 2)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit(case):
+    task, x, y, model, message = MISFITS[case]
+    with pytest.raises(UserError) as error:
+        fit(task, dataset(x, y, 7 if isinstance(task, LanguageModel) else 4), model)
+    (line,) = str(error.value).splitlines()
+    assert message in line
+
+
+@dataclass(frozen=True)
+class Own(Classification):
+    """A task of a user, which may be wrong in many ways."""
+
+
+def own(**methods):
+    return dataclass(frozen=True)(type("Own", (Own,), methods))()
+
+
+def scores(**values):
+    return lambda self, output, target: {name: make(output) for name, make in values.items()}
+
+
+WRONG = {
+    "a mean for a loss": (own(loss=lambda self, o, y: o.mean()), "task: Own's loss has shape () for 2 samples; one"),
+    "a loss of every output": (own(loss=lambda self, o, y: o), "task: Own's loss has shape (2, 4) for 2 samples; one"),
+    "a loss that fails": (own(loss=lambda self, o, y: o @ o), "task: Own fails for outputs (4,) and targets () "),
+    "a number for a score": (own(scores=scores(accuracy=lambda o: 1.0)), "task: Own's accuracy has float for 2"),
+    "a score of a batch": (own(scores=scores(accuracy=torch.mean)), "task: Own's accuracy has shape () for 2 samples"),
+    "no headline": (own(scores=scores(f1=lambda o: o[:, 0])), "task: the headline 'accuracy' is not one of"),
+    "another headline": (own(headline="f1"), "task: the headline 'f1' is not one of Own's figures: accuracy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_tasks_that_break_their_contract(case):
+    task, message = WRONG[case]
+    with pytest.raises(UserError) as error:
+        fit(task, dataset(ROWS, CLASSES), Linear(4))
+    (line,) = str(error.value).splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_names_of_scores_that_records_use_otherwise(name):
+    task = own(scores=scores(accuracy=lambda o: o[:, 0], **{name: lambda o: o[:, 0]}))
+    with pytest.raises(UserError, match=f"^task: a score cannot be called {name}; choose another name$"):
+        fit(task, dataset(ROWS, CLASSES), Linear(4))
+
+
+def test_the_model_is_left_as_it_was():
+    """The trial draws no random numbers of the run and leaves no gradients."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5))
+    before = torch.random.get_rng_state()
+    fit(Classification(), dataset(ROWS, CLASSES), model)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "message"),
+    [
+        (NUMBERS, "classification", "classification needs a whole number, the class; name another task"),
+        (CLASSES, "regression", "regression needs floating-point numbers"),
+        (CLASSES, "multi-label", r"must be \[n, labels\], each 0 or 1"),
+        (CLASSES, "language-model", r"must both be ids \[n, T\]"),
+    ],
+)
+def test_a_run_is_refused_before_anything_is_written(y, task, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        fedman.run(dataset=(ROWS, y, ROWS, y), task=task, clients=2, rounds=1, partition="iid", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "figures"),
+    [(NUMBERS, "regression", ["rmse", "mae"]), (LABELS, "multi-label", ["accuracy", "exact"])],
+)
+def test_a_run_of_every_task_has_its_figures(y, task, figures):
+    result = fedman.run(dataset=(ROWS, y, ROWS, y), task=task, clients=2, participation=1.0, rounds=2, partition="iid")
+    for record in result.rounds:
+        assert [name for name in record if name in (*figures, "accuracy", "rmse")] == figures
+    assert result.headline == result.rounds[-1][figures[0]]["all"]
+
+
+def test_a_task_of_a_user():
+    """Classification with another score, by its name: module:Name."""
+    keys = {"clients": 2, "participation": 1.0, "rounds": 2, "partition": "iid"}
+    given = (ROWS, CLASSES, ROWS, CLASSES)
+    own = fedman.run(dataset=given, task="tests.tasks.test_fit:TopTwo", **keys)
+    plain = fedman.run(dataset=given, **keys)
+    assert [r["loss"] for r in own.rounds] == [r["loss"] for r in plain.rounds]
+    assert own.rounds[-1]["top2"]["all"] >= plain.accuracy
+    assert (own.headline, own.summary["headline"]) == (own.rounds[-1]["top2"]["all"], "top2")
+
+
+@dataclass(frozen=True)
+class TopTwo(Classification):
+    """Whether the class is among the two largest outputs."""
+
+    title = "top two"
+    headline = "top2"
+
+    def scores(self, output, target):
+        return {"top2": 100.0 * (output.topk(2).indices == target[:, None]).any(-1)}
