@@ -48,6 +48,8 @@ TARGETS = {
     ),
     "the MAN term": Target("penalties/man.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
     "screening in the simulator": Target("training/aggregate.py", ("training/test_rounds.py", REFERENCE)),
+    "aggregation rules": Target("aggregation/*.py", ("aggregation/test_rules.py",)),
+    "attacks": Target("training/attacks.py", ("training/test_attacks.py",)),
     "retry after lack of memory": Target(
         "backends/in_process.py", ("backends/test_lack_of_memory.py",), ("InProcess._make_room",)
     ),

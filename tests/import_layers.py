@@ -10,7 +10,7 @@ LAYERS = (
     ("errors",),
     ("parts",),
     ("optimizers",),
-    ("algorithms", "models"),
+    ("algorithms", "aggregation", "models"),
     ("kernels",),
     ("penalties", "data"),
     ("tasks",),

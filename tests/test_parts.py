@@ -23,6 +23,8 @@ NAMES = {
     "task": ["classification", "regression", "multi-label", "language-model"],
     "penalty": ["man", "man-hidden", "man-logits", "activation-l1", "feddecorr"],
     "optimizer": ["sgd", "adam", "adamw"],
+    "aggregation": ["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"],
+    "attack": ["none", "sign-flip", "scaled", "label-flip", "collusion"],
     "algorithm": [
         *("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed", "fedprox", "scaffold", "fedavgm", "fedadam"),
         *("fedcm", "mofedsam", "fedgamma", "fedsmoo", "fedlesam", "fedlesam-d", "fedacg", "fedgloss"),

@@ -9,6 +9,7 @@ from fedman.errors import Diverged, UserError
 
 if TYPE_CHECKING:
     from fedman import data
+    from fedman.aggregation import Aggregation, Krum, Mean, Median, MultiKrum, NormClip, TrimmedMean
     from fedman.algorithms import (
         Algorithm,
         FedACG,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     )
     from fedman.api import (
         Result,
+        list_aggregations,
         list_algorithms,
+        list_attacks,
         list_datasets,
         list_models,
         list_optimizers,
@@ -47,13 +50,16 @@ if TYPE_CHECKING:
     from fedman.penalties import MAN, ActivationL1, FedDecorr, HiddenMAN, LogitsMAN, Penalty
     from fedman.penalties.man import ActivationNorm
     from fedman.tasks import Classification, LanguageModel, MultiLabel, Regression, Task
+    from fedman.training.attacks import Attack, Collusion, Hostile, LabelFlip, Scaled, SignFlip
 
     __version__: str
 
 _LAZY = {
     "fedman.api": (
-        "Result list_algorithms list_datasets list_models list_optimizers list_penalties list_presets list_tasks run"
+        "Result list_aggregations list_algorithms list_attacks list_datasets list_models list_optimizers "
+        "list_penalties list_presets list_tasks run"
     ),
+    "fedman.aggregation": "Aggregation Krum Mean Median MultiKrum NormClip TrimmedMean",
     "fedman.algorithms": (
         "Algorithm FedACG FedASAM FedAdam FedAvg FedAvgM FedCM FedDC FedDyn FedGAMMA FedGloSS FedLESAM FedLESAMD "
         "FedProx FedSAM FedSMOO FedSpeed MoFedSAM Scaffold descend hyperparameter"
@@ -62,6 +68,7 @@ _LAZY = {
     "fedman.penalties": "MAN ActivationL1 FedDecorr HiddenMAN LogitsMAN Penalty",
     "fedman.penalties.man": "ActivationNorm",
     "fedman.tasks": "Classification LanguageModel MultiLabel Regression Task",
+    "fedman.training.attacks": "Attack Collusion Hostile LabelFlip Scaled SignFlip",
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names.split()}
 
@@ -72,8 +79,11 @@ __all__ = [
     "ActivationNorm",
     "Adam",
     "AdamW",
+    "Aggregation",
     "Algorithm",
+    "Attack",
     "Classification",
+    "Collusion",
     "Diverged",
     "FedACG",
     "FedASAM",
@@ -93,22 +103,34 @@ __all__ = [
     "FedSMOO",
     "FedSpeed",
     "HiddenMAN",
+    "Hostile",
+    "Krum",
+    "LabelFlip",
     "LanguageModel",
     "LocalOptimizer",
     "LogitsMAN",
+    "Mean",
+    "Median",
     "MoFedSAM",
+    "MultiKrum",
     "MultiLabel",
+    "NormClip",
     "Penalty",
     "Regression",
     "Result",
     "Scaffold",
+    "Scaled",
+    "SignFlip",
     "Task",
+    "TrimmedMean",
     "UserError",
     "__version__",
     "data",
     "descend",
     "hyperparameter",
+    "list_aggregations",
     "list_algorithms",
+    "list_attacks",
     "list_datasets",
     "list_models",
     "list_optimizers",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.config import CUSTOM, KEYS, PARTS, resolve, shown
 from fedman.data import SPECS, Dataset, as_dataset, fingerprint, is_path, load
@@ -25,6 +26,7 @@ from fedman.runs import experiment
 from fedman.runs.records import Progress
 from fedman.runs.result import Result
 from fedman.tasks import TASKS, Task
+from fedman.training.attacks import ATTACKS, Attack
 from fedman.training.settings import LrSchedule
 
 NOT_YET = "custom-" + 12 * "0"
@@ -50,6 +52,8 @@ def run(
     algorithm: str | Algorithm | None = None,
     penalty: str | Penalty | None = None,
     zeta: float | None = None,
+    aggregation: str | Aggregation | None = None,
+    attack: str | Attack | None = None,
     rounds: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -87,7 +91,8 @@ def run(
     - `partition`: a list of index arrays, a client's number for each sample, or a function (labels, clients, seed) that
       returns either.
     - `model`: an `nn.Module`, whose weights are the start; or `module:builder`.
-    - `algorithm`, `task`, `penalty`, `optimizer`: an instance, whose fields are its hyper-parameters; or `module:Name`.
+    - `algorithm`, `task`, `penalty`, `optimizer`, `aggregation`, `attack`: an instance, whose fields are its
+      hyper-parameters; or `module:Name`.
 
     `hyper` are the hyper-parameters of parts given by name. `progress` is called with the record of every round.
     With `out` everything is written to that folder, and `resume` goes on from the last checkpoint there.
@@ -198,6 +203,8 @@ list_algorithms = _lister("algorithms", ALGORITHMS)
 list_tasks = _lister("tasks", TASKS)
 list_penalties = _lister("penalties", PENALTIES)
 list_optimizers = _lister("local optimisers", OPTIMIZERS)
+list_aggregations = _lister("aggregation rules", AGGREGATIONS)
+list_attacks = _lister("attacks", ATTACKS)
 list_models = _lister("models", MODELS)
 list_datasets = _lister("data sets", SPECS)
 list_presets = _lister("presets", PRESETS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
 from fedman.errors import UserError, nearest
@@ -23,6 +24,7 @@ from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Classification, Task
+from fedman.training.attacks import ATTACKS, Attack
 from fedman.training.settings import LrSchedule, Training
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ PARTS: dict[str, Registry[Any]] = {
     "task": TASKS,
     "penalty": PENALTIES,
     "optimizer": OPTIMIZERS,
+    "aggregation": AGGREGATIONS,
+    "attack": ATTACKS,
     "algorithm": ALGORITHMS,
 }
 """The keys whose values are parts, which bring keys of their own: their hyper-parameters."""
@@ -45,6 +49,8 @@ UNSAID = {
     "optimizer": next(iter(OPTIMIZERS)),
     "penalty": next(iter(PENALTIES)),
     "task": next(iter(TASKS)),
+    "aggregation": next(iter(AGGREGATIONS)),
+    "attack": next(iter(ATTACKS)),
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
@@ -85,6 +91,12 @@ class Config(BaseModel):
     task: str = Field("", description="what is learnt, by name or module:Name [by data set]")
     penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
+    aggregation: str = Field(
+        next(iter(AGGREGATIONS)), description="what counts of the clients' uploads, by name or module:Name"
+    )
+    attack: str = Field(
+        next(iter(ATTACKS)), description="what hostile clients do, in the simulator, by name or module:Name"
+    )
 
     rounds: Count = Field(500, description="T, number of rounds")
     epochs: Epochs = Field(TRAINING.epochs, description="E, local epochs a round")
@@ -141,6 +153,12 @@ class Config(BaseModel):
 
     def make_penalty(self) -> Penalty:
         return PENALTIES[self.penalty](**self._hyper("penalty"))
+
+    def make_aggregation(self) -> Aggregation:
+        return AGGREGATIONS[self.aggregation](**self._hyper("aggregation"))
+
+    def make_attack(self) -> Attack:
+        return ATTACKS[self.attack](**self._hyper("attack"))
 
     def make_task(self) -> Task:
         return TASKS[self.task](**self._hyper("task"))

@@ -25,7 +25,8 @@ Hyper = Mapping[str, bool | int | float | str]
 
 def hyperparameter(default: Value, description: str, minimum: float = 0.0, maximum: float = math.inf) -> Value:
     """A dataclass field; its metadata are keyword arguments of `pydantic.Field`. Bounds hold for numbers."""
-    bounds: dict[str, float] = {} if isinstance(default, bool | str) else {"ge": minimum, "le": maximum}
+    given: dict[str, float] = {} if isinstance(default, bool | str) else {"ge": minimum, "le": maximum}
+    bounds = {name: bound for name, bound in given.items() if math.isfinite(bound)}  # a whole number has no other
     made: Value = field(default=default, metadata={"description": description, **bounds})
     return made
 

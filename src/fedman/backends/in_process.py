@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fedman.errors import UserError
 from fedman.execution.base import is_large
 from fedman.execution.executor import Executor
 from fedman.training.aggregate import Trained
+from fedman.training.attacks import poisoned
 from fedman.training.federation import Assignment, Draw
 from fedman.training.local_steps import LocalResult, LocalWork, run_local_steps, stack, steps_of
 
@@ -113,15 +114,28 @@ class InProcess:
 
     def _collect(self, assignment: Assignment, parts: list[Done]) -> Trained:
         """What the cohort's local work comes to; nothing waits for the device."""
-        state, cohort = assignment.state, assignment.round.cohort
-        ends = [assignment.federation.finish(done.work, done.result, state.server) for done in parts]
+        federation, state, cohort = assignment.federation, assignment.state, assignment.round.cohort
+        ends = [federation.finish(done.work, done.result, state.server) for done in parts]
+        memory, upload = (_join([end[i] for end in ends]) for i in (0, 1))
+        attackers = [k for k in cohort if k in federation.attackers]
+        if attackers:
+            w = poisoned(federation.attack, attackers, cohort, upload["w"], state.server["w"])
+            upload = self._forged(assignment, parts, w)
         return Trained(
             clients=cohort,
-            memory=_join([memory for memory, _ in ends]),
-            upload=_join([upload for _, upload in ends]),
+            memory=memory,
+            upload=upload,
             previous=state.clients.uploads(cohort),
             figures=_join([done.result.figures for done in parts]),
+            attackers=attackers if federation.attackers else None,
         )
+
+    def _forged(self, assignment: Assignment, parts: list[Done], w: Tensor) -> dict[str, Tensor]:
+        """The uploads of the cohort if its models were w: all that is uploaded besides follows from them."""
+        models = w.split([len(done.work) for done in parts])
+        results = [replace(done.result, w=rows) for done, rows in zip(parts, models, strict=True)]
+        server, finish = assignment.state.server, assignment.federation.finish
+        return _join([finish(done.work, result, server)[1] for done, result in zip(parts, results, strict=True)])
 
     def _make_room(self, clients: int) -> None:
         """So many clients at once were too many for the device's memory: half of them from now on."""

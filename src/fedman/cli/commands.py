@@ -176,7 +176,7 @@ def verify(
 
 @app.command(name="list")
 def print_listing() -> None:
-    """Algorithms, tasks, penalties and optimisers with their hyper-parameters, data sets, models, presets, all keys."""
+    """Algorithms and all other parts with their hyper-parameters, data sets, models, presets, all keys."""
     from fedman.config import KEYS, PARTS, resolve
     from fedman.data import SCHEMES, SPECS
     from fedman.models import MODELS

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedman.config import CUSTOM, Config
+from fedman.config import CUSTOM, PARTS, UNSAID, Config
 from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
@@ -23,6 +23,7 @@ from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
 from fedman.flower.server_options import ServerOptions, save_options
+from fedman.parts import hyperparameters
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
@@ -49,8 +50,11 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
+    refuse_attack(config)
     if done := finished_result(config, out, resume):
         return done
+    if config.aggregation != UNSAID["aggregation"]:  # what a client's last model counted as is not kept here
+        service = service.model_copy(update={"keep_last": False})
     config = config.model_copy(update={"checkpoint_seconds": 0.0, "keep_state": False})
     data = load(*config.source)
     parts = None
@@ -88,9 +92,17 @@ def serve(
     return result
 
 
+def refuse_attack(config: Config) -> None:
+    """Attacks are simulated by those who train the clients, which a server does not."""
+    if config.attack != UNSAID["attack"]:
+        raise UserError(f"attack: {config.attack} is for `fedman run` and `sweep`; on Flower nobody attacks on request")
+
+
 def _settings(config: Config, service: ServerOptions) -> str:
-    """The configuration as clients are told it. A file on this machine is none of their business."""
-    flat = decisive(config.flat())
+    """The configuration as clients are told it. A file on this machine and the server's aggregation rule are none of
+    their business."""
+    rule = "aggregation", *hyperparameters(PARTS["aggregation"][config.aggregation])
+    flat = {key: value for key, value in decisive(config.flat()).items() if key not in rule}
     if service.sizes is not None or is_path(config.dataset):
         flat["dataset"] = CUSTOM
     return json.dumps(flat, sort_keys=True)

@@ -41,7 +41,8 @@ class ServerOptions(BaseModel):
         True, description="a client's number belongs to the key of the first node whose reply as this client was used"
     )
     keep_last: bool = Field(
-        True, description="compute `all`, the mean of all clients' last models, which are kept in OUT/uploads"
+        True,
+        description="compute `all`, the mean of all clients' last models, which are kept in OUT/uploads [aggregation=mean]",
     )
 
     @field_validator("sizes", mode="before")

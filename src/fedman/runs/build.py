@@ -23,8 +23,9 @@ from fedman.models import build as build_model
 from fedman.models import takes_ids
 from fedman.models.parameters import ParameterLayout, flatten
 from fedman.tasks import Task
+from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
-from fedman.training.check import check_algorithm, check_fit
+from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
 from fedman.training.settings import Training
@@ -32,9 +33,12 @@ from fedman.training.settings import Training
 
 def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
-    the algorithm's other numbers (a switch or a word of the algorithm decides the work)."""
+    the algorithm's other numbers (a switch or a word of the algorithm decides the work).
+
+    Runs in a chunk share the labels: where attackers alter theirs, the seed and the partition say which."""
     numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool | str)]
-    apart = ("seed", "zeta", "partition", "partition_seed", "unbalanced", *numbers)
+    samples = () if config.make_attack().relabels else ("seed", "partition", "partition_seed", "unbalanced")
+    apart = (*samples, "zeta", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
 
@@ -77,6 +81,10 @@ def build(
     dtype = torch.float64 if precision == "fp64" else torch.float32
     check_fit(task, data, models[0], samples)
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
+    aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
+    attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
+    owned = [replace(samples, parts=[torch.as_tensor(part, device=device) for part in each]) for each in split]
+    owned = [relabelled(attack, who, each, data.classes) for who, each in zip(attackers, owned, strict=True)]
     chunk = first.chunk or default_chunk(layout.size, where)
     execution = choose(
         models[0],
@@ -97,17 +105,20 @@ def build(
         Federation(
             algorithm=algorithm,
             optimizer=config.make_optimizer(),
-            samples=replace(samples, parts=[torch.as_tensor(p, device=device) for p in each]),
+            samples=own,
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),
             is_weight=layout.is_weight().to(where),
-            relative_size=relative_sizes([len(p) for p in each]),
-            ids=range(len(each)),
+            relative_size=relative_sizes([len(p) for p in own.parts]),
+            ids=range(len(own.parts)),
             longest=longest,
             image_layout=execution.image_layout,
             fused=execution.fused,
+            aggregation=aggregation,
+            attack=attack,
+            attackers=who,
         )
-        for config, algorithm, each, start in zip(configs, algorithms, split, models, strict=True)
+        for config, algorithm, own, who, start in zip(configs, algorithms, owned, attackers, models, strict=True)
     ]
     evaluator = Evaluator(executor, samples, dtype, parts=data.test_parts)
     return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))

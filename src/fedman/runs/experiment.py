@@ -171,7 +171,7 @@ class Run:
         now = time.perf_counter()
         values = {
             "round": self.state.round,
-            **{name: v for name, v in vars(outcome).items() if name != "transfers"},
+            **{name: v for name, v in vars(outcome).items() if name != "transfers" and v is not None},
             **(vars(outcome.transfers) if outcome.transfers else {}),
             **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},

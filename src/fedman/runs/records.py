@@ -74,6 +74,7 @@ class RoundRecord(TypedDict):
     extended_from: NotRequired[Count]  # `rounds` as it was before this round, if it was raised there
     refused: NotRequired[dict[str, str]]  # Flower: client -> why its reply was not used; "node N" -> why it is none
     attempts: NotRequired[Count]  # Flower
+    attackers: NotRequired[list[int]]  # in a run with an attack: who of the cohort attacked
     bytes_down: NotRequired[Count]  # Flower: of arrays, to all clients
     bytes_up: NotRequired[Count]  # Flower: of arrays that were used
     restarted: NotRequired[list[int]]  # Flower: clients that had lost their memory and started without one

@@ -1,7 +1,7 @@
 """From what the clients bring back to the state after the round: the same wherever they worked.
 
-Uploads that are not finite are left out; sums over clients are in float64 and in the cohort's order, so that the bits
-of a result do not depend on chunks, cores or who was faster.
+Uploads that are not finite are left out; the run's aggregation rule says what the others count as; sums over clients
+are in float64 and in the cohort's order, so that the bits of a result do not depend on chunks, cores or who was faster.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedman.algorithms import State
 from fedman.errors import Diverged
+from fedman.execution.device import one_thread_each
 from fedman.execution.transfer import Fetched, send
-from fedman.training.federation import Assignment
+from fedman.training.federation import Assignment, Federation
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Trained:
     previous: Tensor | None  # [S, P], what these clients uploaded before; None: not kept
     figures: dict[str, Tensor]  # [S] each: the "loss", and the terms of the penalty
     transfers: Transfers | None = None
+    attackers: list[int] | None = None  # who of them attacked; None: nobody in the whole run
 
     def reports(self) -> Tensor:
         """`[S, F + 1]` in float64: the figures, and whether they and the upload are finite."""
@@ -59,6 +61,7 @@ class Outcome:
     loss: float  # without the penalty; the mean over the cohort's local steps
     penalty: dict[str, float]  # its terms by name, of the clients' final models on their first batch
     transfers: Transfers | None = None
+    attackers: list[int] | None = None  # who of the cohort attacked; None: nobody in the whole run
 
 
 def collect(now: Sequence[Assignment], trained: Sequence[Trained]) -> Iterator[Outcome | Diverged]:
@@ -84,6 +87,7 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
         previous = previous[rows] if previous is not None else None
     ids = [trained.clients[i] for i in good]
     share = [federation.share[k] for k in ids]
+    upload = _counted(federation, upload, share, state.server)
     total = {name: weighted_sum(v, share) for name, v in upload.items()}
     mean = {name: (v / sum(share)).to(federation.dtype) for name, v in total.items()}
     state.server = dict(federation.algorithm.update(state.server, mean, len(ids) / len(federation.share)))
@@ -102,7 +106,16 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
         loss=figures.pop("loss"),
         penalty=figures,
         transfers=trained.transfers,
+        attackers=trained.attackers,
     )
+
+
+def _counted(federation: Federation, upload: State, share: Sequence[float], server: State) -> dict[str, Tensor]:
+    """What the uploads count as by the run's rule, `[S, P]` each."""
+    weights = send(share, federation.device, torch.float64)
+    with one_thread_each(federation.device):
+        counted = federation.aggregation.aggregate(upload, weights, server)
+    return {name: counted[name].to(v.dtype).expand_as(v) for name, v in upload.items()}
 
 
 def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError
 from fedman.tasks import Task
+from fedman.training.attacks import Attack
 from fedman.training.batches import Samples
 
 RESERVED = (
-    *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients"),
+    *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients", "attackers"),
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
     *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "version"),
     *("torch", "stacked", "extended", "curve", "diverged"),
@@ -37,8 +39,9 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         except Exception as error:  # a user's module may raise anything
             raise UserError(f"model: {name} cannot take samples of shape {_shape(x)} ({_reason(error)})") from error
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
-        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"model: {name} returns {got} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted")
+        raise UserError(
+            f"model: {name} returns {_got(output)} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted"
+        )
     task.check(data, tuple(output.shape))
     kind = type(task).__name__
     try:
@@ -48,8 +51,9 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: {kind} fails for {shapes} ({_reason(error)})") from error
     for what, value in found.items():
         if not isinstance(value, Tensor) or value.shape != (len(x),):
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"task: {kind}'s {what} has {got} for {len(x)} samples; one number a sample is wanted")
+            raise UserError(
+                f"task: {kind}'s {what} has {_got(value)} for {len(x)} samples; one number a sample is wanted"
+            )
     figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
     if taken := [name for name in (*scores, *figures) if name in RESERVED]:
         raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
@@ -113,10 +117,51 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     return algorithm
 
 
+def check_aggregation(rule: Aggregation) -> Aggregation:
+    """`rule`, once tried on three uploads of models of two numbers."""
+    name = type(rule).__name__
+    upload = {
+        key: torch.tensor([[0.5, -0.2], [0.1, 0.4], [0.3, 0.3]]) + shift for key, shift in (("w", 0.0), ("h", 1.0))
+    }
+    share, server = torch.ones(3, dtype=torch.float64), {key: torch.full((2,), 0.3) for key in upload}
+    before = {key: v.clone() for key, v in upload.items()}
+    try:
+        found = rule.aggregate(upload, share, server)
+    except Exception as error:  # a user's rule may raise anything
+        raise UserError(f"aggregation: {name}.aggregate fails ({_reason(error)})") from error
+    if not isinstance(found, Mapping) or set(found) != set(upload):
+        got = ", ".join(map(str, found)) or "nothing" if isinstance(found, Mapping) else type(found).__name__
+        raise UserError(
+            f"aggregation: {name} returns {got} for uploads of {', '.join(upload)}; the same names are wanted"
+        )
+    for key, v in found.items():
+        if not isinstance(v, Tensor) or v.shape not in ((2,), (3, 2)):
+            raise UserError(f"aggregation: {name} returns {key} with {_got(v)}; (2,) or (3, 2) is wanted here")
+        if not torch.equal(upload[key], before[key]):
+            raise UserError(f"aggregation: {name} writes to its input upload[{key!r}]; a rule must return new tensors")
+    return rule
+
+
+def check_attack(attack: Attack) -> Attack:
+    """`attack`, once tried on models of two numbers."""
+    name = type(attack).__name__
+    own, honest, theta = torch.full((3, 2), 0.5), torch.full((4, 2), 0.1), torch.full((2,), 0.3)
+    try:
+        found = attack.upload(own, honest, theta)
+    except Exception as error:  # a user's attack may raise anything
+        raise UserError(f"attack: {name}.upload fails ({_reason(error)})") from error
+    if not isinstance(found, Tensor) or found.shape != own.shape:
+        raise UserError(f"attack: {name}.upload returns {_got(found)}; {tuple(own.shape)} is wanted here")
+    return attack
+
+
+def _got(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _same(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.shape != shape:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise UserError(f"algorithm: {name}.{what} with {got}; {shape} is wanted here")
+        raise UserError(f"algorithm: {name}.{what} with {_got(value)}; {shape} is wanted here")
 
 
 def _vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fedman.aggregation import Aggregation, Mean
 from fedman.algorithms import Algorithm, Fused, Local, State
 from fedman.data.augment import PAD
 from fedman.execution.base import ImageLayout
 from fedman.execution.transfer import send
 from fedman.optimizers import LocalOptimizer
+from fedman.training.attacks import Attack
 from fedman.training.batches import Batches, Samples
 from fedman.training.local_steps import STATE, LocalResult, LocalWork
 from fedman.training.randomness import plan
@@ -45,6 +47,9 @@ class Federation:
     longest: int | None = None  # draws have the shape of a client with so many samples; None: of the chunk's largest
     image_layout: ImageLayout | None = None
     fused: Fused | None = None
+    aggregation: Aggregation = field(default_factory=Mean)
+    attack: Attack = field(default_factory=Attack)
+    attackers: frozenset[int] = frozenset()  # the clients that carry it out
 
     @property
     def device(self) -> torch.device:
