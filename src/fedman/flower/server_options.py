@@ -42,7 +42,7 @@ class ServerOptions(BaseModel):
     )
     keep_last: bool = Field(
         True,
-        description="compute `all`, the mean of all clients' last models, which are kept in OUT/uploads [aggregation=mean]",
+        description="compute `all`, the mean of all clients' last models, kept in OUT/uploads [aggregation=mean]",
     )
 
     @field_validator("sizes", mode="before")
