@@ -41,6 +41,7 @@ def m_sharpness(
     one batch.
 
     >>> model, data = nn.Linear(1, 1, bias=False), (torch.tensor([[3.0], [-5.0]]), torch.zeros(2))
+    >>> _ = nn.init.zeros_(model.weight)
     >>> m_sharpness(model, lambda output, target: output.mean(), data, Ascent(rho=1.0, adaptive=False), m=1).groups
     tensor([3., 5.], dtype=torch.float64)
     """
