@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"faults: no section {unknown[0]!r}; there are {', '.join(SECTIONS)}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the processes started here would ignore it
     rows: list[Row] = []
     seconds: dict[str, float] = {}
     for name in names or SECTIONS:

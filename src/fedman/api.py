@@ -73,6 +73,7 @@ def run(
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] | None = None,
     chunk: int | None = None,
     checkpoint_seconds: float | None = None,
+    keep_state: bool | None = None,
     tensorboard: bool | None = None,
     preset: str | None = None,
     out: str | Path | None = None,

@@ -16,7 +16,20 @@ PAPER = {
 DIGITS = PAPER | {"clients": 20, "participation": 0.25, "rounds": 100, "batch_size": 10}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def test_text_has_the_settings_of_leaf():
+    config = resolve({}, PRESETS["shakespeare"])
+    assert (config.model, config.task, config.partition, config.clients) == ("lstm", "language-model", "natural", 99)
+    assert (config.lr, config.lr_schedule, config.epochs, config.batch_size, config.zeta) == (
+        0.8,
+        "constant",
+        1,
+        10,
+        0.0,
+    )
+    assert resolve({}, PRESETS["shakespeare-transformer"]).optimizer == "adamw"
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if "shakespeare" not in name])
 def test_settings_of_presets(name):
     dataset, _, partition = name.rpartition("-") if name != "digits" else ("digits", "", "dir0.3")
     zeta = {"digits": 0.05, "cifar10": 0.15, "cifar100": 0.15, "tiny-imagenet": 0.1}[dataset]

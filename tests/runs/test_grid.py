@@ -38,10 +38,14 @@ def test_a_hyperparameter_is_given_to_the_algorithms_that_have_it():
     }
 
 
+TWO = ("fedsam", "fedasam", "fedspeed", "mofedsam", "fedgamma", "fedsmoo", "fedgloss")
+"""Algorithms that take two gradients a step."""
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_cost_counts_gradients(name):
     (cell,) = cells({"algorithm": name, "rounds": "10"})
-    assert cell.cost == (20 if name in ("fedsam", "fedasam", "fedspeed") else 10)
+    assert cell.cost == 10 * (2 if name in TWO else 1)
 
 
 def test_a_named_sweep_and_parts_of_it():
