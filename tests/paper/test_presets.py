@@ -21,12 +21,6 @@ def test_text_has_the_settings_of_leaf():
     assert (config.model, config.task, config.partition, config.clients) == ("lstm", "language-model", "natural", 99)
     assert (config.lr, config.lr_schedule, config.zeta) == (0.8, "constant", 0.0)
     assert (config.epochs, config.batch_size) == (1, 10)
-        0.8,
-        "constant",
-        1,
-        10,
-        0.0,
-    )
     assert resolve({}, PRESETS["shakespeare-transformer"]).optimizer == "adamw"
 
 
