@@ -229,12 +229,13 @@ def sound_or_refused(run: Path, log: Path, words: list[str], whole: dict[str, st
 
 
 def two_at_once(tally: Tally, scratch: Path, whole: dict[str, str]) -> None:
-    """The second run into a folder is refused; the first does not notice."""
+    """The second run into a folder is refused, also if it comes when the first has just ended; the first does not
+    notice."""
     out, log = scratch / "shared", scratch / "shared.log"
     first = start([*WORDS, "--out", str(out)], scratch / "first.log")
     wait_until(first, lambda: rounds_done(out) >= 1)
     code = finish(start([*WORDS, "--out", str(out), "--resume"], log))
-    problem = refusal(code, log, "another run is writing to this folder")
+    problem = refusal(code, log, "another ")  # run is writing to this folder, process has just finished this run
     problem = problem or (None if finish(first) == 0 else "the first run failed") or different(out, whole)
     tally.check("two runs into one folder: the second refused", problem)
 
