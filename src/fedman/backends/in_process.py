@@ -71,7 +71,10 @@ class InProcess:
         while True:
             chunks = list(self._chunks(now))
             with suppress(torch.OutOfMemoryError):
-                done = [part for parts in self.executor.map(self._work, chunks) for part in parts]
+                longest_first = sorted(range(len(chunks)), key=lambda i: -_samples(chunks[i]))  # cores end together
+                worked = self.executor.map(self._work, [chunks[i] for i in longest_first])
+                by_chunk = dict(zip(longest_first, worked, strict=True))
+                done = [part for i in range(len(chunks)) for part in by_chunk[i]]
                 pieces = [piece for chunk in chunks for piece in chunk]
                 return [[d for p, d in zip(pieces, done, strict=True) if p.of is each] for each in now]
             self._make_room(max(sum(len(piece.clients) for piece in chunk) for chunk in chunks))
@@ -160,6 +163,11 @@ def default_chunk(size: int, device: torch.device) -> int:
 def _size(assignments: Sequence[Assignment]) -> int:
     """The clients of all of them."""
     return sum(len(each.round.cohort) for each in assignments)
+
+
+def _samples(chunk: list[Piece]) -> int:
+    """The samples of all clients of a chunk."""
+    return sum(sum(piece.of.federation.samples.sizes(piece.clients)) for piece in chunk)
 
 
 def _key(piece: Piece) -> tuple[object, ...]:
