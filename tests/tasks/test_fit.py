@@ -215,3 +215,20 @@ def test_no_figure_can_have_the_name_of_something_else_in_a_record():
 
     names = {name for kind in (RoundRecord, Summary, Divergence) for name in kind.__annotations__}
     assert names - set(RESERVED) == {"accuracy"}
+
+
+class Positions(torch.nn.Module):
+    """Images whose patches have learned positions: an embedding that is not of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.position, self.head = torch.nn.Linear(4, 8), torch.nn.Embedding(4, 8), torch.nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = x.unfold(2, 2, 2).unfold(3, 2, 2).reshape(len(x), -1, 4)[:, :4]
+        return self.head((self.patch(patches) + self.position(torch.arange(4))).mean(1))
+
+
+def test_an_embedding_that_is_not_of_the_input_is_fine():
+    small = {"clients": 4, "participation": 0.5, "rounds": 1, "epochs": 1, "device": "cpu"}
+    assert fedman.run(model=Positions(), **small).accuracy >= 0

@@ -62,16 +62,13 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
 
 
 def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:
-    """That all inputs are ids which the model's embedding has."""
-    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
-    if embedding is None:
+    """That all inputs, where they are ids, are such as the model's largest embedding has."""
+    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not sizes or samples.x.is_floating_point() or samples.images:
         return
-    if samples.x.is_floating_point() or samples.images:
-        kind = str(samples.x.dtype).removeprefix("torch.")
-        raise UserError(f"model: begins with an embedding of ids, but the samples of {data.name} are {kind}")
     for field, x in (("x_train", samples.x), ("x_test", samples.x_test)):
-        if x.numel() and not (int(x.min()) >= 0 and int(x.max()) < embedding.num_embeddings):
-            allowed = f"the model's embedding has 0 to {embedding.num_embeddings - 1}"
+        if x.numel() and not (int(x.min()) >= 0 and int(x.max()) < max(sizes)):
+            allowed = f"the model's embedding has 0 to {max(sizes) - 1}"
             raise UserError(f"{data.name}: {field} has ids {int(x.min())} to {int(x.max())}; {allowed}")
 
 
