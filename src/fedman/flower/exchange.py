@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedman.algorithms import Algorithm, Local
+from fedman.algorithms import Algorithm
+from fedman.training.check import trial
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,13 @@ class Exchange:
 def exchange(algorithm: Algorithm) -> Exchange:
     """What `algorithm` sends and receives in a round."""
     server = defaultdict(lambda: torch.full((1,), 0.3), w=torch.full((1,), 0.3))  # holds what has been read
-    uploads = []
+    uploads, hp = [], trial(1, 1)
     for kept in (0.0, 0.7):  # with two memories: what changes with the memory must come from the client
         names = (*algorithm.client, *algorithm.scratch)
         vectors = {name: torch.full((1, 1), kept * i) for i, name in enumerate(names, 1)}  # so do differences
-        memory = {**algorithm.begin(server, {name: vectors[name] for name in algorithm.client}, _HP), **vectors}
-        algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, memory, _HP)
-        uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, _HP)[1])
+        memory = {**algorithm.begin(server, {name: vectors[name] for name in algorithm.client}, hp), **vectors}
+        algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, memory, hp)
+        uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, hp)[1])
     down = tuple(name for name in algorithm.server if name in server)
     up = tuple(name for name in uploads[0] if name == "w" or not torch.equal(uploads[0][name], uploads[1][name]))
     return Exchange(down, up)
-
-
-_HP = Local(
-    lr=torch.tensor(0.1),
-    lr0=0.1,
-    decay=0.01,
-    clip=1.0,
-    p=torch.full((1, 1), 1.5),
-    steps=torch.full((1, 1), 3.0),
-    is_weight=torch.ones(1, dtype=torch.bool),
-)

@@ -72,10 +72,23 @@ def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:
             raise UserError(f"{data.name}: {field} has ids {int(x.min())} to {int(x.max())}; {allowed}")
 
 
+def trial(clients: int, size: int) -> Local:
+    """The settings of a step with which an algorithm is played on models of `size` numbers."""
+    return Local(
+        lr=torch.tensor(0.1),
+        lr0=0.1,
+        decay=0.01,
+        clip=1.0,
+        p=torch.full((clients, 1), 1.5),
+        steps=torch.full((clients, 1), 3.0),
+        is_weight=torch.ones(size, dtype=torch.bool),
+    )
+
+
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
     """`algorithm`, once played by three clients on models of two numbers: it returns what it must and writes to none of
     its inputs."""
-    name = type(algorithm).__name__
+    name, hp = type(algorithm).__name__, trial(3, 2)
     if missing := [key for key in ("w", algorithm.cloud) if key not in algorithm.server]:
         raise UserError(f"algorithm: {name}.server has no {missing[0]!r}, the server's model")
     inputs: list[tuple[str, Tensor, Tensor]] = []
@@ -91,14 +104,14 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     inputs.append(("w", w, w.clone()))
     stage = "begin"
     try:
-        kept = {**memory, **given("client", algorithm.begin(server, memory, _HP))}
+        kept = {**memory, **given("client", algorithm.begin(server, memory, hp))}
         stage = "step"
-        after = algorithm.step(w, torch.cos, server, {**kept, **scratch}, _HP)
+        after = algorithm.step(w, torch.cos, server, {**kept, **scratch}, hp)
         after, carried = after if isinstance(after, tuple) else (after, scratch)
         _same(name, "step returns w", after, (3, 2))
         _vectors(name, "step returns the vectors", carried, scratch, (3, 2))
         stage = "finish"
-        new, upload = algorithm.finish(after, server, {**kept, **carried}, _HP)
+        new, upload = algorithm.finish(after, server, {**kept, **carried}, hp)
         _vectors(name, "finish returns the memory", new, memory, (3, 2))
         _vectors(name, "finish returns the upload", upload, {"w", *upload}, (3, 2))
         stage = "update"
@@ -176,14 +189,3 @@ def _shape(x: Tensor) -> str:
 
 def _reason(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-_HP = Local(
-    lr=torch.tensor(0.1),
-    lr0=0.1,
-    decay=0.01,
-    clip=1.0,
-    p=torch.full((3, 1), 1.5),
-    steps=torch.full((3, 1), 3.0),
-    is_weight=torch.ones(2, dtype=torch.bool),
-)
