@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run report test faults lint format clean
+.PHONY: run report test test-slow faults lint format clean
 
 run: $(VENV)/ready  ## on the embedded digits: FedAvg and FedDyn with and without MAN, three seeds
 	$(BIN)/fedman sweep --preset digits algorithm=fedavg,feddyn zeta=0,0.05 seed=0,1,2 --out runs/digits
@@ -12,7 +12,10 @@ report: $(VENV)/ready  ## tables and figures of the runs of `make run`
 	$(BIN)/fedman report runs/digits --out runs/digits.html
 
 test: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+test-slow: $(VENV)/ready-dev  ## what takes long: real clusters, builds of packages and documents
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 faults: $(VENV)/ready-dev $(VENV)/audit  ## inject faults; ONLY="kill disk" selects sections
 	$(BIN)/python -m faults $(ONLY)

@@ -17,7 +17,7 @@ from fedman.config import overrides, resolve
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
 
-pytestmark = pytest.mark.xdist_group("deployment")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 FEDMAN = Path(sys.executable).parent / "fedman"
 WORDS = ["dataset=digits", "clients=6", "participation=0.5", "epochs=1", "zeta=0.1", "chunk=1"]
 
