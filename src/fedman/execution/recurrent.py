@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedman import kernels
+
 States = tuple[Tensor, ...]
 
 
@@ -57,6 +59,11 @@ def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
 
 def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Tensor]) -> tuple[Tensor, States]:
     """The outputs `[T, B, H]` of one layer in one direction, and its last states."""
+    if _has_kernels(layer, x):
+        biases = [weights[name] for name in ("bias_ih", "bias_hh") if name in weights]
+        gates = nn.functional.linear(x, weights["ih"], sum(biases[1:], biases[0]) if biases else None)
+        out, end = _StackedLSTM.apply(gates, weights["hh"], *start)
+        return out, (out[-1], end)
     step = _STEPS[layer.mode]
     projected = nn.functional.linear(x, weights["ih"], weights.get("bias_ih"))  # of all steps at once
     state, outputs = start, []
@@ -66,6 +73,36 @@ def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Te
             state = nn.functional.linear(state[0], weights["hr"]), *state[1:]
         outputs.append(state[0])
     return torch.stack(outputs), state
+
+
+def _has_kernels(layer: nn.RNNBase, x: Tensor) -> bool:
+    """Whether the GPU kernels take the steps of a layer."""
+    return layer.mode == "LSTM" and not layer.proj_size and x.dtype != torch.float64 and kernels.available(x.device)
+
+
+class _StackedLSTM(torch.autograd.Function):
+    """The steps of one layer: gates of the inputs `[T, B, 4H]`, recurrent weights, first states ↦ outputs, last c.
+
+    Under vmap the kernels get all models at once.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("the kernels stack models; one alone is stacked by vmap over a dimension of one")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        from fedman.kernels.lstm import StackedLSTM
+
+        S = info.batch_size
+        stacked = [
+            v.expand(S, *v.shape) if dim is None else v.movedim(dim, 0) for v, dim in zip(inputs, in_dims, strict=True)
+        ]
+        return StackedLSTM.apply(*stacked), (0, 0)
 
 
 def _lstm(x: Tensor, h: Tensor, state: States) -> States:
