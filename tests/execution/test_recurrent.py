@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedman.execution.base import Batch
 from fedman.execution.choice import choose
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import unroll
@@ -50,7 +51,7 @@ def test_text_models_stacked_are_those_one_by_one(name, zeta):
     weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [0.1, 0.2, 0.3, 0.4]]).double()
     for shares in (None, weight):
         parts = model, LanguageModel(), MAN(), "fp64"
-        plain, stacked = (kind(*parts).gradient(W, x, y, shares, zeta) for kind in (OneByOne, Vmapped))
+        plain, stacked = (kind(*parts).gradient(W, Batch(x, y, shares), zeta) for kind in (OneByOne, Vmapped))
         for a, b in zip(stacked, plain, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 

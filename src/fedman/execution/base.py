@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,18 @@ from fedman.tasks import Task
 
 ImageLayout = tuple[int, torch.dtype]
 """How an execution wants its images where it reads them from the stored bytes: zero padding in pixels, and type."""
+
+
+class Batch(NamedTuple):
+    """What S models are evaluated on in a step, a row for each."""
+
+    x: Any  # inputs [S, B, ...], in the form that `Execution.prepare` gives them
+    y: Tensor  # targets [S, B, ...]
+    weight: Tensor | None = None  # [S, B]: each sample's share in its batch's mean, 0 for padding; None: equal shares
+
+    def row(self, i: int) -> Batch:
+        """What model i is evaluated on, without the dimension of models."""
+        return Batch._make(None if v is None else v[i] for v in self)
 
 
 class Execution(ABC):
@@ -48,36 +60,33 @@ class Execution(ABC):
         return type(self)(self.model, self.task, self.penalty, self.precision)
 
     @abstractmethod
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches `[S, B, ...]`.
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor]:
+        """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches.
 
-        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Unless
-        `penalised`, the terms are not evaluated and L = 0.
+        Unless `penalised`, the terms are not evaluated and L = 0.
         """
 
     def prepare(self, x: Tensor) -> Any:
-        """A batch in the form that `losses` and `gradient` take: what does not depend on the weights, done once."""
+        """Inputs in the form that `losses` and `gradient` take: what does not depend on the weights, done once."""
         return x
 
     def prepare_test(self, x: Tensor) -> Tensor:
         """The samples of a test set in the form that `scores` takes."""
         return x
 
-    def gradient(
-        self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor]:
         """The gradient `[S, P]` of loss + ζ·Σ terms, and the loss `[S]`."""
         penalised = isinstance(zeta, Tensor) or zeta > 0
         W = W.detach().requires_grad_()
-        loss, terms = self.losses(W, x, y, weight, penalised)
+        loss, terms = self.losses(W, batch, penalised)
         objective = loss + zeta * terms.sum(-1) if penalised else loss
         (gradient,) = torch.autograd.grad(objective.sum(), W)
         return gradient, loss.detach()
 
     @torch.no_grad()
-    def penalty_terms(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+    def penalty_terms(self, W: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The terms `[S]` of the penalty by name, for the records."""
-        _, terms = self.losses(W, x, y, weight, penalised=True)
+        _, terms = self.losses(W, batch, penalised=True)
         return dict(zip(self.terms, terms.unbind(-1), strict=True))
 
     @torch.no_grad()
@@ -104,8 +113,9 @@ class Execution(ABC):
         """bf16 products around the module, where that is asked for."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        """The loss and the terms `[L]` of one model `[P]`."""
+    def _loss(self, w: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor]:
+        """The loss and the terms `[L]` of one model `[P]` on a row of a batch."""
+        x, y, weight = batch
         out = self._call(self._tapped if penalised else self._plain, w, x)
         loss = self.task.mean_loss(out, y) if weight is None else (self.task.loss(out, y) * weight).sum()
         if not penalised:

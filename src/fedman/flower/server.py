@@ -17,6 +17,7 @@ from fedman.config import CUSTOM, PARTS, UNSAID, Config
 from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
+from fedman.execution.base import Batch
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
@@ -113,5 +114,5 @@ def _terms(built: Built) -> list[str]:
     (federation,), execution = built.federations, built.executor.execution
     x, y = federation.samples.test(0, 1, federation.dtype)
     if not execution.terms:
-        execution.penalty_terms(federation.initial[None], x[None], y[None], None)
+        execution.penalty_terms(federation.initial[None], Batch(x[None], y[None]))
     return execution.terms

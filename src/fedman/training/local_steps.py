@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedman.algorithms import Algorithm, Local, State
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
 from fedman.execution.cuda_graphs import Inputs, Steps, Tensors
 from fedman.execution.executor import Executor
 from fedman.optimizers import Descent, LocalOptimizer
-from fedman.training.batches import Batch, Batches
+from fedman.training.batches import Batches
 
 STATE = "optimizer."
 """Before the names of the optimiser's vectors, among those carried on and among a client's memory."""
@@ -99,7 +99,7 @@ def run_local_steps(work: LocalWork, executor: Executor) -> LocalResult:
     model = executor.model
     carry = dict(executor.run(steps_of(work, model)))
     w, loss = carry.pop("w"), carry.pop("loss")
-    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, *work.batches.at(0))}
+    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, work.batches.at(0))}
     return LocalResult(w, carry, figures)
 
 
@@ -135,11 +135,10 @@ def steps_of(work: LocalWork, model: Execution) -> Steps:
 def _step(work: LocalWork, model: Execution, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
     """One local step; clients that are not `active` any more stay where they are."""
     seen: list[Tensor] = []
-    x, y, weight = batch
-    x = model.prepare(x)
+    batch = batch._replace(x=model.prepare(batch.x))
 
     def grad(w: Tensor) -> Tensor:
-        gradient, loss = model.gradient(w, x, y, weight, work.zeta)
+        gradient, loss = model.gradient(w, batch, work.zeta)
         seen.append(loss)
         return gradient
 
