@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman import kernels
+from fedman.penalties.autograd import transforms_active
 
 States = tuple[Tensor, ...]
 
@@ -62,7 +63,7 @@ def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Te
     if _has_kernels(layer, x):
         biases = [weights[name] for name in ("bias_ih", "bias_hh") if name in weights]
         gates = nn.functional.linear(x, weights["ih"], sum(biases[1:], biases[0]) if biases else None)
-        out, end = _StackedLSTM.apply(gates, weights["hh"], *start)
+        out, end = _steps(gates, weights["hh"], *start)
         return out, (out[-1], end)
     step = _STEPS[layer.mode]
     projected = nn.functional.linear(x, weights["ih"], weights.get("bias_ih"))  # of all steps at once
@@ -80,15 +81,22 @@ def _has_kernels(layer: nn.RNNBase, x: Tensor) -> bool:
     return layer.mode == "LSTM" and not layer.proj_size and x.dtype != torch.float64 and kernels.available(x.device)
 
 
-class _StackedLSTM(torch.autograd.Function):
-    """The steps of one layer: gates of the inputs `[T, B, 4H]`, recurrent weights, first states ↦ outputs, last c.
+def _steps(x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The steps of one LSTM layer by the kernels: gates of the inputs, recurrent weights, first states ↦ outputs, c."""
+    from fedman.kernels.lstm import StackedLSTM
 
-    Under vmap the kernels get all models at once.
-    """
+    if transforms_active():
+        return _Steps.apply(x, w, h, c)
+    out, end = StackedLSTM.apply(x[None], w[None], h[None], c[None])
+    return out[0], end[0]
+
+
+class _Steps(torch.autograd.Function):
+    """`_steps` under vmap: the kernels get all models at once."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the kernels stack models; one alone is stacked by vmap over a dimension of one")
+    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a transform of torch.func other than vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
