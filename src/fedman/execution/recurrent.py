@@ -63,6 +63,8 @@ def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Te
     if _has_kernels(layer, x):
         biases = [weights[name] for name in ("bias_ih", "bias_hh") if name in weights]
         gates = nn.functional.linear(x, weights["ih"], sum(biases[1:], biases[0]) if biases else None)
+        if torch.is_autocast_enabled("cuda"):  # under vmap the bias is added in its own precision
+            gates = gates.to(torch.get_autocast_dtype("cuda"))
         out, end = _steps(gates, weights["hh"], *start)
         return out, (out[-1], end)
     step = _STEPS[layer.mode]
