@@ -22,6 +22,8 @@ from fedman.tasks import Task
 
 STREAMS = 16  # rows worked on at the same time: what memory grows with, and more are no faster
 
+COMPILED = "compiled branches"
+
 Gradient = Callable[[Tensor, Batch, Tensor | float], tuple[Tensor, ...]]
 
 
@@ -31,19 +33,14 @@ class Branches(OneByOne):
     Compiling takes 10 to 60 s and saves a third to a half of a step. On a CPU the rows follow each other.
     """
 
-    stacks = True
-
     def __init__(
         self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32", compiled: bool = False
     ) -> None:
         super().__init__(model, task, penalty, precision)
         self.compiled = compiled
+        self.title = COMPILED if compiled else "branches"
         self._streams: list[torch.cuda.Stream] = []
         self._known: dict[object, tuple[Gradient, list[Tensor]]] = {}
-
-    @property
-    def title(self) -> str:
-        return "compiled branches" if self.compiled else "branches"
 
     def copy(self) -> Execution:
         return type(self)(self.model, self.task, self.penalty, self.precision, self.compiled)
@@ -91,7 +88,7 @@ class Branches(OneByOne):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the compiler's own, or a user's module's
-            self.compiled = False
+            self.compiled, self.title = False, "branches"
             reason = " ".join(str(error).split())[:160]
             warnings.warn(f"branches are not compiled, which is slower: {type(error).__name__}: {reason}", stacklevel=2)
             return row

@@ -1,8 +1,8 @@
 """A function of tensors, gradients inside it and all, compiled into one graph of kernels.
 
 The function is traced once, with tensors that have shapes and no values, down to PyTorch's basic operations. Hooks,
-autograd functions and other Python are then gone; what depends on a value (`if x.mean() > 0`) cannot be traced and is an
-error. What inductor makes of the graph is kept in fedman's cache folder for the next run.
+autograd functions and other Python are then gone; what depends on a value (`if x.mean() > 0`) cannot be traced and is
+an error. What inductor makes of the graph is kept in fedman's cache folder for the next run.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, figure, figures, headline, headline_of
+from fedman.runs.records import RoundRecord, Summary, figure, figures, headline, headline_of, used
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class Result:
             for name, values in (*figures(self.rounds[-1]).items(), ("loss", summary["test_loss"]))
             if name != best.name and values
         ]
-        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
+        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
         return "\n".join(
             [
                 f"{summary['method']} on {settings['dataset']}, {clients}, {_several(len(self.rounds), 'round')}",
