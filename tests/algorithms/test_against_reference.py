@@ -45,7 +45,7 @@ def test_the_reference_gradient_is_right():
     stacked = Vmapped(network(), TASK, PENALTY)
     assert stacked.parameters.sizes == PARAMETER_SIZES
     batch = Batch(torch.tensor(x)[None], torch.tensor(y)[None])
-    ours, loss = stacked.gradient(torch.tensor(w)[None], batch, 0.7)
+    ours, loss, _ = stacked.gradient(torch.tensor(w)[None], batch, 0.7)
     np.testing.assert_allclose(ours[0].numpy(), gradient, **CLOSE)
     assert loss.item() == pytest.approx(ce, rel=1e-12)
     assert value == pytest.approx(

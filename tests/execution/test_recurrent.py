@@ -64,9 +64,6 @@ def test_on_a_cpu_clients_with_recurrent_layers_take_turns():
 
 
 def test_what_cannot_be_stacked_says_so():
-    layer = unroll(nn.LSTM(3, 4, num_layers=2, dropout=0.5))
-    with pytest.raises(NotImplementedError, match="dropout between recurrent layers"):
-        layer(torch.zeros(2, 5, 3))
     packed = nn.utils.rnn.pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
     with pytest.raises(NotImplementedError, match="packed sequences"):
         unroll(nn.GRU(3, 4))(packed)

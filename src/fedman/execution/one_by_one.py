@@ -14,7 +14,7 @@ class OneByOne(Execution):
     title = "plain"
     stacks = False
 
-    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor]:
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         rows = [self._loss(W[i], batch.row(i), penalised) for i in range(len(W))]
-        losses, terms = zip(*rows, strict=True)
-        return torch.stack(losses), torch.stack(terms)
+        losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
+        return losses, terms, buffers

@@ -25,9 +25,10 @@ class Vmapped(OneByOne):
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         super().__init__(model, task, penalty, precision)
-        self._plain, self._tapped = unroll(self._plain), unroll(self._tapped)
+        for copied in (self._plain, self._tapped, self._evaluated):
+            unroll(copied)
 
-    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor]:
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         with sdpa_kernel(SDPBackend.MATH):
             if len(W) == 1:
                 return super().losses(W, batch, penalised)

@@ -53,7 +53,7 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
         round = Round(order.round, [order.client], federation.training.rate(order.round))
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
         result = run_local_steps(local, built.executor)
-    leaves, upload = federation.finish(local, result, vectors)
+    leaves, upload = federation.finish(local, result)
     if federation.memory:
         memory.save(order.round, {name: leaves[name][0] for name in federation.memory}, order.accepted)
     return (

@@ -22,7 +22,7 @@ from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
 from fedman.models import takes_ids
-from fedman.models.parameters import ParameterLayout, flatten
+from fedman.models.parameters import ParameterLayout, flatten, flatten_buffers
 from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
@@ -113,6 +113,7 @@ def build(
             samples=own,
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),
+            initial_buffers=flatten_buffers(start).to(where, dtype) if execution.buffers.names else None,
             is_weight=layout.is_weight().to(where),
             relative_size=relative_sizes([len(p) for p in own.parts]),
             ids=range(len(own.parts)),

@@ -74,7 +74,7 @@ class Batches:
         self.steps = plan.sample.shape[1]
         index = samples.table[clients, : plan.longest]
         index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
-        tensors = {"index": index, "sample": plan.sample, "window": plan.window}
+        tensors = {"index": index, "sample": plan.sample, "window": plan.window, "key": plan.key}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
         if min(plan.steps) < self.steps:
@@ -128,7 +128,8 @@ class Batches:
             n = self.counts[0][j]
             sample, window, weight = sample[:, :n], window[:, :, :n], None
         where = self.tensors["index"].gather(1, sample)
-        return Batch(self._inputs(sample, where, window), self.samples.y[where], weight)
+        key = _at(self.tensors["key"], 1, j)
+        return Batch(self._inputs(sample, where, window), self.samples.y[where], weight, key)
 
     def _prepared(self, j: int | Tensor, layout: ImageLayout) -> Batch:
         from fedman.kernels.gather import gather as prepared
