@@ -16,7 +16,7 @@ from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import is_recurrent
 from fedman.execution.stacked_kernels import StackedKernels
 from fedman.execution.vmapped import Vmapped
-from fedman.models.parameters import ParameterLayout, flatten
+from fedman.models.parameters import ParameterLayout, flatten, flatten_buffers
 from fedman.penalties import Penalty
 from fedman.tasks import Task
 
@@ -98,7 +98,8 @@ def _refused(execution: Execution, example: tuple[Tensor, Tensor]) -> str | None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of slow batching rules
-            execution.gradient(w.expand(2, -1), Batch(execution.prepare(x), y), 1.0)
+            buffers = flatten_buffers(execution.model).to(w).expand(2, -1)
+            execution.gradient(w.expand(2, -1), Batch(execution.prepare(x), y, buffers=buffers), 1.0)
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's module may raise anything
