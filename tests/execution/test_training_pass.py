@@ -176,7 +176,9 @@ def test_batch_norm_over_real_samples_is_torchs_own(norm, momentum):
     buffers = flatten_buffers(model)[None].double()
     weight = torch.tensor([[0.25] * n + [0.0] * 2], dtype=torch.float64)
     for step in range(2):
-        gradient, loss, buffers = execution.gradient(flatten(model)[None], Batch(x + step, y, weight, None, buffers), 0.0)
+        gradient, loss, buffers = execution.gradient(
+            flatten(model)[None], Batch(x + step, y, weight, None, buffers), 0.0
+        )
         model.train().zero_grad()
         wanted = F.cross_entropy(model((x + step)[0, :n]), y[0, :n])
         wanted.backward()
