@@ -160,7 +160,7 @@ class Execution(ABC):
         tensors = self.parameters.unflatten(w)
         if self.buffers.names:
             before = self._initial_buffers.to(w) if batch.buffers is None else batch.buffers
-            tensors |= self.buffers.unflatten(before.clone())
+            tensors |= {name: v.clone() for name, v in self.buffers.unflatten(before).items()}
         if self._special is False:
             out = self._call(model, tensors, batch.x)
         else:

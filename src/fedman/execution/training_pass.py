@@ -188,7 +188,7 @@ class TrainingPass(TorchFunctionMode):
         centred = values - mean.view(column)
         var = (centred.square() * share).sum(dims)
         if running_mean is not None and running_var is not None:
-            rate = momentum * (count > 1)
+            rate = momentum * (count > 1).to(values.dtype)
             running_mean.add_(rate * (mean.detach() - running_mean))
             running_var.add_(rate * (var.detach() * (count / (count - 1).clamp(min=1)) - running_var))
         out = centred * (var + eps).rsqrt().view(column)
@@ -237,10 +237,10 @@ class TrainingPass(TorchFunctionMode):
         return x.copy_(x.where(x >= 0, x * slope)) if inplace else x.where(x >= 0, x * slope)
 
     def rand(self, *size: Any, **how: Any) -> Tensor:
-        return self.uniform(_size(size, how), *_kind(how)).requires_grad_(how.get("requires_grad", False))
+        return self.uniform(_size(size, how), *_kind(how))
 
     def randn(self, *size: Any, **how: Any) -> Tensor:
-        return self.normal(_size(size, how), *_kind(how)).requires_grad_(how.get("requires_grad", False))
+        return self.normal(_size(size, how), *_kind(how))
 
     def rand_like(self, x: Tensor, **how: Any) -> Tensor:
         return self.uniform(x.shape, *_kind(how, x))

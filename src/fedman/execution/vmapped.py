@@ -32,5 +32,7 @@ class Vmapped(OneByOne):
         with sdpa_kernel(SDPBackend.MATH):
             if len(W) == 1:
                 return super().losses(W, batch, penalised)
+            if batch.buffers is None and self.buffers.names:
+                batch = batch._replace(buffers=self._initial_buffers.to(W).expand(len(W), -1))
             rows = Batch._make(None if v is None else 0 for v in batch)
             return vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)

@@ -69,7 +69,7 @@ def serve(
         stack.enter_context(matmul_precision(built.precision))
         (federation,) = built.federations
         uploads = Path(out) / "uploads"
-        store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
+        store = AcceptedUploads(federation.initial_model, uploads if service.keep_last else None)
         keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
         sizes = federation.samples.sizes(range(config.clients))
         bound = store.keys if service.bind_keys else {}

@@ -71,6 +71,13 @@ class ParameterLayout:
         )
 
 
+def batch_norm_entries(model: nn.Module) -> Tensor:
+    """`[P + Q]`: True for the scale, the shift and the statistics of batch-norm layers."""
+    modules = {name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    layouts = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
+    return torch.cat([each.where(name.rpartition(".")[0] in modules for name in each.names) for each in layouts])
+
+
 def flatten(model: nn.Module) -> Tensor:
     """A module's parameters as a vector `[P]`."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -19,7 +19,8 @@ from fedman.errors import Diverged
 from fedman.execution.device import one_thread_each
 from fedman.execution.transfer import Fetched, send
 from fedman.training.federation import Assignment, Federation
-from fedman.training.state import BUFFERS, joined
+from fedman.training.settings import BUFFERS
+from fedman.training.state import joined
 
 
 @dataclass(frozen=True)

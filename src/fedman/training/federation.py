@@ -20,8 +20,8 @@ from fedman.training.batches import Batches, Samples
 from fedman.training.local_steps import STATE, LocalResult, LocalWork
 from fedman.training.randomness import plan
 from fedman.training.round import Round
-from fedman.training.settings import Training
-from fedman.training.state import BUFFERS, ClientStore, ClientTables, RunState, joined
+from fedman.training.settings import BUFFERS, Training
+from fedman.training.state import ClientStore, ClientTables, RunState, joined
 
 OWN = "model.own"
 """The name of the entries of its model that a client keeps for itself, among its memory: not a number before its first

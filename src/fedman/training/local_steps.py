@@ -18,7 +18,7 @@ from fedman.execution.cuda_graphs import Inputs, Steps, Tensors
 from fedman.execution.executor import Executor
 from fedman.optimizers import Descent, LocalOptimizer
 from fedman.training.batches import Batches
-from fedman.training.state import BUFFERS
+from fedman.training.settings import BUFFERS
 
 STATE = "optimizer."
 """Before the names of the optimiser's vectors, among those carried on and among a client's memory."""

@@ -11,10 +11,7 @@ from torch import Tensor
 
 from fedman.algorithms import State
 from fedman.execution.transfer import send
-
-BUFFERS = "model.buffers"
-"""The name of the models' buffers `[Q]`, such as running statistics, among the server's vectors, those carried on and
-uploads. Algorithms do not see them."""
+from fedman.training.settings import BUFFERS
 
 Notes = dict[str, str | dict[str, list[int | str]]]
 """What a client store keeps beside tensors, fit for JSON."""
