@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedman.execution.base import Batch, Execution
 from fedman.execution.compiled import compile_graph
+from fedman.execution.device import strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
 from fedman.penalties import Penalty
 from fedman.tasks import Task
@@ -46,13 +47,14 @@ class Branches(OneByOne):
         return type(self)(self.model, self.task, self.penalty, self.precision, self.compiled)
 
     def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> Any:
-        row, like = self._row(W, batch, zeta)
-        whole = tuple(v.new_empty(len(W), *v.shape[1:]) for v in like)
-        with self._branches(W.device, len(W)) as branches:
-            for i, branch in enumerate(branches):
-                with branch:
-                    for values, v in zip(whole, row(*_at(i, W, batch, zeta)), strict=True):
-                        values[i : i + 1].copy_(v)
+        with strictly_deterministic(self.strict):
+            row, like = self._row(W, batch, zeta)
+            whole = tuple(v.new_empty(len(W), *v.shape[1:]) for v in like)
+            with self._branches(W.device, len(W)) as branches:
+                for i, branch in enumerate(branches):
+                    with branch:
+                        for values, v in zip(whole, row(*_at(i, W, batch, zeta)), strict=True):
+                            values[i : i + 1].copy_(v)
         return whole
 
     def _row(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Gradient, list[Tensor]]:
@@ -110,9 +112,11 @@ class Branches(OneByOne):
         streams, main = self._streams[:rows], torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(main)
-        yield [torch.cuda.stream(streams[i % len(streams)]) for i in range(rows)]
-        for stream in streams:
-            main.wait_stream(stream)
+        try:
+            yield [torch.cuda.stream(streams[i % len(streams)]) for i in range(rows)]
+        finally:  # also after a lack of memory: a capture ends with all its branches joined
+            for stream in streams:
+                main.wait_stream(stream)
 
 
 def _at(i: int, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Batch, Tensor | float]:

@@ -56,6 +56,10 @@ def choose(
         )
     order = [wanted] if wanted != "auto" else ["kernels"] * served + _order(model, device, chunk)
     execution = _first(order, made, example)
+    if isinstance(execution, OneByOne) and torch.are_deterministic_algorithms_enabled():
+        tried = OneByOne(*parts)
+        tried.strict = True
+        execution.strict = _refused(tried, example) is None
     if execution.fused is None and precision != "fp64" and kernels.available(device):
         from fedman.kernels import update
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,15 +23,19 @@ Function = Callable[..., tuple[Tensor, ...]]
 def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
     """`function` for tensors with the shapes of `example`, compiled."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_dir() / "compiled"))
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with ExitStack() as stack:
-        if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
-            stack.enter_context(config.patch(deterministic=torch.are_deterministic_algorithms_enabled()))
-        stack.enter_context(_channels_last_convolutions())
-        stack.enter_context(torch.no_grad())
-        compiled: Any = compile_fx(trace(function, example), list(example))
+    graph = trace(function, example)
+    settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
+    if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
+        settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing
+    with config.patch(settings), _channels_last_convolutions(), tracing(TracingContext(fake)), torch.no_grad():
+        compiled: Any = compile_fx(graph, list(example))
 
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -47,6 +51,11 @@ def trace(function: Function, example: Sequence[Tensor]) -> torch.fx.GraphModule
 
     with _compiling_state_context(), torch.enable_grad():  # torch.compiler.is_compiling() is true in it
         return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+
+
+def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
+    """Whether numbers beyond 32 bits occur, as in the hash behind dropout: inductor takes indices to be smaller."""
+    return any(isinstance(v, int) and abs(v) >= 2**31 for node in graph.graph.nodes for v in node.args)
 
 
 @contextmanager

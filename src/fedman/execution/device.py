@@ -79,6 +79,20 @@ def determinism(enabled: bool, device: str) -> Iterator[None]:
 
 
 @contextmanager
+def strictly_deterministic(enabled: bool) -> Iterator[None]:
+    """Operations without a deterministic kernel are errors. Attention has one, which it uses in this mode alone."""
+    if not (enabled and torch.are_deterministic_algorithms_enabled()):
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+@contextmanager
 def one_thread_each(device: torch.device) -> Iterator[None]:
     """On a CPU, parallel work is spread over clients, each on one thread: faster than threads inside a small
     convolution, and the result does not depend on the number of cores."""

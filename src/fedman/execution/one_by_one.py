@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedman.execution.base import Batch, Execution
+from fedman.execution.device import strictly_deterministic
 
 
 class OneByOne(Execution):
@@ -13,8 +14,13 @@ class OneByOne(Execution):
 
     title = "plain"
     stacks = False
+    strict = False  # whether all that the module does has deterministic kernels
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         rows = [self._loss(W[i], batch.row(i), penalised) for i in range(len(W))]
         losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
         return losses, terms, buffers
+
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        with strictly_deterministic(self.strict):
+            return super().gradient(W, batch, zeta)
