@@ -170,6 +170,10 @@ class Config(BaseModel):
         """The keys that have a value, for `config.toml` and `summary.json`."""
         return {k: v for k, v in self.model_dump(exclude_none=True).items() if k not in UNSAID or v != UNSAID[k]}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process as its keys: the class has fields for the parts it names, and is made for them."""
+        return resolve, (self.flat(),)
+
 
 KEYS = Config.model_fields
 """The keys that every run has, whatever its algorithm."""

@@ -20,8 +20,11 @@ class Interrupted(Exception):
     """A signal ended the run after a checkpoint was written. The command line exits with 128 + the signal."""
 
     def __init__(self, signum: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(signum, message)
         self.signum = signum
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

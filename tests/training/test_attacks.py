@@ -172,7 +172,7 @@ def test_resume_gives_the_same_bits(tmp_path, rule, attack):
 
 def test_runs_under_attack_stack_where_they_share_the_labels():
     def groups(**keys):
-        return sweep.groups([resolve({**SMALL, **keys, **each}) for each in ({}, {"seed": 1}, {"zeta": 0.1})], "cuda")
+        return sweep.groups([resolve({**SMALL, **keys, **o}) for o in ({}, {"seed": 1}, {"zeta": 0.1})], [True] * 3)
 
     assert groups(attack="sign-flip") == [[0, 1, 2]]
     assert groups(attack="label-flip") == [[0, 2], [1]]

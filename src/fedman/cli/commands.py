@@ -76,6 +76,11 @@ def sweep(
         Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/sweep")
     ] = None,
     device: Device = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes", show_default="one a GPU; for small models one a core")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster that plays the runs")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="the I-th of N shares, for arrays of jobs")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
 ) -> None:
     """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
@@ -84,7 +89,9 @@ def sweep(
 
     fedman sweep --preset paper-cifar100 algorithm=fedsam seed=0
 
-    fedman sweep --merge runs/a runs/b --out runs/all
+    fedman sweep --preset paper-cifar100 --shard 3/16 --out runs/part-3
+
+    fedman sweep --merge runs/part-1 runs/part-2 --out runs/all
     """
     if merge:
         if out is None or not keys or preset or config:
@@ -100,12 +107,16 @@ def sweep(
     from fedman.runs.grid import Sweep, cells
     from fedman.runs.text_tables import markdown
 
+    if ray and workers:
+        raise UserError("--workers: a Ray cluster has its own; leave out one of --workers and --ray")
     base = find_sweep(preset)
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
     out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
 
     from fedman.runs import sweep
 
+    if shard:
+        grid = sweep.shard(grid, *shard_numbers(shard))
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
@@ -113,7 +124,7 @@ def sweep(
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
     work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
     with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
-        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
+        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message, ray or workers)
     made = sweep.tables(grid, out)
     for table in made:
         print_table(f"{table.title}, {out}", table.header, table.rows)
@@ -217,6 +228,14 @@ def print_listing() -> None:
 
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
+
+
+def shard_numbers(text: str) -> tuple[int, int]:
+    """I and N of "I/N"."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UserError(f"--shard: {text!r} is not I/N with I from 1 to N, as in 3/16")
+    return int(number), int(count)
 
 
 @contextmanager
