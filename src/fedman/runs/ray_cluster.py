@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import uuid
@@ -25,11 +26,12 @@ class RayCluster(Workers):
         self.ray, self.out, self.device = ray, out.resolve(), device
         try:
             _knock(address)
-            ray.init(address, log_to_driver=False, logging_level="error")
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"--ray: no cluster at {address!r} ({' '.join(str(error).split())[:160]})") from None
-        needs = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
-        self._task = ray.remote(max_retries=LIVES - 1, **needs)(_play)
+        task = ray.remote(_play)
+        gpus = 1 if device == "cuda" else 0
+        self._task = task.options(max_retries=LIVES - 1, num_cpus=1, num_gpus=gpus)
         self._running: dict[Any, Stack] = {}
         self._token = self._leave_token()
 

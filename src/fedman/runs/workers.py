@@ -95,6 +95,7 @@ class Workers(ABC):
     def stop(self, signum: int) -> None:
         """End all that is under way: each run after its round, with a checkpoint."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what the workers held."""
 
@@ -229,6 +230,10 @@ class Processes(Workers):
         for worker in self._running:
             worker.process.join()
         self._running.clear()
+
+    def close(self) -> None:
+        for worker in self._running:
+            worker.answer.close()
 
 
 def _work(stack: Stack, device: str, gpu: int | None, threads: int, answer: Connection) -> None:
