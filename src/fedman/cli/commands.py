@@ -246,7 +246,7 @@ def print_listing() -> None:
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
         typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
-    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    typer.echo("sweeps (tables and figures of the paper and of the field; keys choose a part)")
     for name, sweep in SWEEPS.items():
         axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
         more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
