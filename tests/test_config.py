@@ -62,7 +62,7 @@ HYPER = {
     "fedlesam": {"rho": 0.1, "last_round": False},
     "fedlesam-d": {"alpha": 0.1, "rho": 0.1, "last_round": False},
     "fedacg": {"mu": 0.001, "server_momentum": 0.85},
-    "fedgloss": {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05},
+    "fedgloss": {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05, "state_scale": 1.0},
 }
 
 

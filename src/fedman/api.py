@@ -42,6 +42,7 @@ def run(
     partition: Partition | None = None,
     partition_seed: int | None = None,
     unbalanced: float | None = None,
+    validation: float | None = None,
     clients: int | None = None,
     participation: float | None = None,
     cohort: Literal["bernoulli", "fixed"] | None = None,

@@ -51,6 +51,7 @@ UNSAID = {
     "task": next(iter(TASKS)),
     "aggregation": next(iter(AGGREGATIONS)),
     "attack": next(iter(ATTACKS)),
+    "validation": 0.0,
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
@@ -81,6 +82,9 @@ class Config(BaseModel):
     )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
+    validation: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the training samples that is held out and evaluated in place of the test set"
+    )
     clients: Count = Field(100, description="N, number of clients")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of clients in a round")
     cohort: Literal["bernoulli", "fixed"] = Field("bernoulli", description="cohorts of random or of fixed size")

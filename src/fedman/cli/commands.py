@@ -7,11 +7,11 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,6 +21,11 @@ from fedman.cli.flatness import flatness
 from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
+
+if TYPE_CHECKING:
+    from fedman.config import Preset
+    from fedman.runs.grid import Cell, Sweep
+    from fedman.runs.sweep import Table
 
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
@@ -82,6 +87,9 @@ def sweep(
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster that plays the runs")] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="the I-th of N shares, for arrays of jobs")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
+    tuned: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="the settings that `fedman tune` chose: its folder or tune.json")
+    ] = None,
 ) -> None:
     """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
 
@@ -92,26 +100,30 @@ def sweep(
     fedman sweep --preset paper-cifar100 --shard 3/16 --out runs/part-3
 
     fedman sweep --merge runs/part-1 runs/part-2 --out runs/all
+
+    fedman sweep --tuned runs/tune seed=0,1,2
     """
     if merge:
-        if out is None or not keys or preset or config:
+        if out is None or not keys or preset or config or tuned:
             raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
         from fedman.runs.merge import merge_sweeps
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
-    from fedman.cli.progress import sweep_progress, work_progress
-    from fedman.data import load
     from fedman.paper.presets import find_sweep
-    from fedman.runs.atomic import write_text
     from fedman.runs.grid import Sweep, cells
-    from fedman.runs.text_tables import markdown
 
     if ray and workers:
         raise UserError("--workers: a Ray cluster has its own; leave out one of --workers and --ray")
-    base = find_sweep(preset)
+    base: Preset | Sweep | None = find_sweep(preset)
+    if tuned:
+        if preset:
+            raise UserError(f"tuned: {tuned} holds whole settings; leave out --preset {preset}")
+        from fedman.runs.tune import chosen_sweep
+
+        base = chosen_sweep(tuned)
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
-    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
+    out = out or Path("runs") / (base.name if isinstance(base, Sweep) and not tuned else "tuned" if tuned else "sweep")
 
     from fedman.runs import sweep
 
@@ -120,15 +132,51 @@ def sweep(
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    with work_progress() as reading:
-        samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
-    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
-        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message, ray or workers)
-    made = sweep.tables(grid, out)
-    for table in made:
-        print_table(f"{table.title}, {out}", table.header, table.rows)
-    write_text(out / "table.md", "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in made))
+    play_cells(grid, left, out, device, ray or workers)
+    write_tables(sweep.tables(grid, out), out)
+
+
+@app.command()
+def tune(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
+    preset: Annotated[str | None, typer.Option(help="a preset, or a sweep of settings; see `fedman list`")] = None,
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/tune")
+    ] = None,
+    device: Device = "auto",
+    each: Annotated[str, typer.Option(metavar="KEY,...", help="choose once for every value of these keys")] = "",
+    rungs: Annotated[
+        str, typer.Option(metavar="ROUND,...", help="after these rounds the worse half of the settings stops")
+    ] = "",
+    best: Annotated[bool, typer.Option("--best", help="play nothing; print the commands of what was chosen")] = False,
+) -> None:
+    """Choose settings: a grid of runs, scored on training samples that are held out, never on the test set.
+
+    fedman tune algorithm=feddyn alpha=0.001,0.01,0.1 lr=0.03,0.1
+
+    fedman tune --each algorithm --rungs 25,50 algorithm=fedsam,fedasam rho=0.05,0.1,0.5 seed=0,1 rounds=100
+
+    fedman tune --best --out runs/tune
+    """
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import Sweep, cells
+
+    base = find_sweep(preset)
+    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "tune")
+    if best:
+        print_best(out)
+        return
+    from fedman.runs.tune import SHARE, next_runs, plan, table, write
+
+    grid = cells({"validation": SHARE, **given_keys(keys, config)}, base)
+    planned = plan(grid, _words("each", each), _rounds(rungs))
+    for batch in planned.batches:
+        while work := next_runs(batch, planned, out):
+            play_cells(work, range(len(work)), out, device)
+            write(planned, out)
+    write_tables([table(write(planned, out))], out)
+    print_best(out)
 
 
 @app.command()
@@ -209,7 +257,7 @@ def print_listing() -> None:
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
         typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
-    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    typer.echo("sweeps (tables and figures of the paper and of the field; keys choose a part)")
     for name, sweep in SWEEPS.items():
         axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
         more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
@@ -224,6 +272,56 @@ def print_listing() -> None:
             owners.setdefault((own.name, own.metadata.get("description", "")), []).append(part.title)
     for (name, description), titles in owners.items():
         typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
+
+
+def play_cells(
+    grid: Sequence[Cell], left: Sequence[int], out: Path, device: str, workers: int | str | None = None
+) -> None:
+    """Play the runs of a grid that are left, with their data and their progress."""
+    from fedman.cli.progress import sweep_progress, work_progress
+    from fedman.data import load
+    from fedman.runs import sweep
+
+    with work_progress() as reading:
+        samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
+    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
+    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
+        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message, workers)
+
+
+def write_tables(tables: Sequence[Table], out: Path) -> None:
+    """Print the tables of a sweep and write them to `table.md`."""
+    from fedman.runs.atomic import write_text
+    from fedman.runs.text_tables import markdown
+
+    for table in tables:
+        print_table(f"{table.title}, {out}", table.header, table.rows)
+    text = "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in tables)
+    write_text(out / "table.md", text)
+
+
+def print_best(out: Path) -> None:
+    """The commands that play what a tuning has chosen."""
+    from fedman.runs.tune import choices, file_of, read
+
+    found = read(out)
+    for choice in choices(found, out):
+        typer.echo(f"fedman run --config {shlex.quote(str(out / file_of(choice, found)))}")
+
+
+def _rounds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words("rungs", text)]
+    except ValueError:
+        raise UserError(f"rungs: {text!r} is not a list of rounds, as 100,250") from None
+
+
+def _words(option: str, text: str) -> list[str]:
+    """The words of a comma list; none of an empty one."""
+    words = text.split(",") if text else []
+    if not all(words):
+        raise UserError(f"{option}: {text!r} has an empty word")
+    return words
 
 
 app.add_typer(data.app, name="data")

@@ -50,7 +50,7 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
-    refuse_attack(config)
+    refuse_simulated(config)
     if done := finished_result(config, out, resume):
         return done
     if config.aggregation != UNSAID["aggregation"]:  # what a client's last model counted as is not kept here
@@ -92,8 +92,11 @@ def serve(
     return result
 
 
-def refuse_attack(config: Config) -> None:
-    """Attacks are simulated by those who train the clients, which a server does not."""
+def refuse_simulated(config: Config) -> None:
+    """What only those can do who train the clients and hold their samples, which a server does not."""
+    if config.validation:
+        where = "is for `fedman run` and `sweep`; on Flower the training samples stay with the clients"
+        raise UserError(f"validation: {config.validation:g} {where}")
     if config.attack != UNSAID["attack"]:
         raise UserError(f"attack: {config.attack} is for `fedman run` and `sweep`; on Flower nobody attacks on request")
 

@@ -25,7 +25,7 @@ from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures
+from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, evaluated_on, figure, figures
 from fedman.runs.result import Result
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import tensorboard
@@ -229,6 +229,8 @@ class Run:
             "torch": torch.__version__,
         }
         summary = cast(Summary, values)
+        if self.config.validation:
+            summary["evaluated_on"] = evaluated_on(self.settings)
         if self.headline != Headline():
             summary["headline"], summary["lower_is_better"] = self.headline.name, self.headline.lower_is_better
         if "clients" in last:

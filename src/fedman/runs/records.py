@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import floor, inf, isfinite, log10, nan
@@ -103,6 +103,7 @@ class Summary(TypedDict):
     clients: NotRequired[Spread]
     test_loss: dict[str, float]
     rounds_to_target: Count | None
+    evaluated_on: NotRequired[str]  # "validation" where the figures are not of the test set
     seconds: Seconds
     device: str
     precision: str
@@ -172,6 +173,11 @@ def axes(row: ResultRow) -> Axes:
     return cast(Axes, row["config"])
 
 
+def evaluated_on(settings: Mapping[str, object]) -> str:
+    """Of which samples the figures of a run are: those of the "test" set, or of the "validation" part held out."""
+    return "validation" if settings.get("validation") else "test"
+
+
 @dataclass(frozen=True)
 class Headline:
     """The figure by which runs of a task are compared."""
@@ -194,10 +200,10 @@ class Headline:
         """For the head of a column: "accuracy %", "rmse"."""
         return f"{self.name}{self.unit}"
 
-    def title(self, of: str = "") -> str:
+    def title(self, of: str = "", on: str = "test") -> str:
         """For a table or an axis: "test accuracy, %", "test rmse of the clients, lower is better"."""
         more = f", {self.unit.strip()}" if self.unit else ""
-        return f"test {self.name}{of}{more}{', lower is better' if self.lower_is_better else ''}"
+        return f"{on} {self.name}{of}{more}{', lower is better' if self.lower_is_better else ''}"
 
     def form(self, *values: float) -> str:
         """A format for these values: two decimals of a percentage, else four digits of the largest.

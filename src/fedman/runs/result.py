@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, figure, figures, headline, headline_of
+from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ class Result:
         return "\n".join(
             [
                 f"{summary['method']} on {settings['dataset']}, {clients}, {_several(len(self.rounds), 'round')}",
-                f"test {best.name}: {', '.join(scores)}; {', '.join(others)}",
+                f"{evaluated_on(settings)} {best.name}: {', '.join(scores)}; {', '.join(others)}",
                 f"{how}; {f'written to {self.folder}' if self.folder else 'not written'}",
             ]
         )
@@ -90,7 +90,7 @@ class Result:
         for model in figure(self.summary, best.name):
             curve = {r["round"]: value for r in self.rounds if (value := figure(r, best.name).get(model)) is not None}
             right.plot(curve.keys(), curve.values(), label=model, marker="." if len(curve) < len(rounds) else "")
-        right.set(xlabel="round", ylabel=f"test {best.name}")
+        right.set(xlabel="round", ylabel=f"{evaluated_on(self.summary['config'])} {best.name}")
         right.legend()
         for axes in (left, right):
             axes.xaxis.get_major_locator().set_params(integer=True)

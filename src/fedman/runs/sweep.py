@@ -21,7 +21,7 @@ from fedman.runs.build import initial_model, stackable
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
 from fedman.runs.ray_cluster import RayCluster
-from fedman.runs.records import Ending, Headline, Progress, headline
+from fedman.runs.records import Ending, Headline, Progress, evaluated_on, headline
 from fedman.runs.text_tables import mean_std
 from fedman.runs.workers import Processes, Stack, play, play_all
 from fedman.tasks import TASKS
@@ -188,5 +188,6 @@ def _headline(cell: Cell) -> Headline:
 
 def _title(grid: list[Cell], of: str) -> str:
     """The headline of these runs; of several tasks no one's."""
-    kinds = {_headline(cell) for cell in grid}
-    return kinds.pop().title(of) if len(kinds) == 1 else f"headline{of}"
+    kinds = {(_headline(cell), evaluated_on(cell.config.flat())) for cell in grid}
+    compared, on = kinds.pop()
+    return compared.title(of, on) if not kinds else f"headline{of}"
