@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from fedman.errors import UserError
 from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
@@ -43,11 +43,12 @@ class Description(TypedDict):
     seconds: Seconds
     data: str  # the hash of the tensors' file
     config: Settings
+    records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
     sha256: str  # the hash of all the above
 
 
-def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> None:
-    """Write the state after a finished round."""
+def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:
+    """Write the state after a finished round, whose record has the checksum `records`."""
     refuse_link(folder)
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -64,6 +65,7 @@ def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> N
         "seconds": seconds,
         "data": file_sha256(data),
         "config": decisive(settings),
+        "records": records,
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})
