@@ -158,7 +158,7 @@ def test_a_checkpoint_that_names_no_records_is_said_to_be_an_earlier_versions(st
     unname_the_records(stopped)
     said = []
     experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
-    assert said == [f"{stopped}: its checkpoint is an earlier version's; whether the records belong is not checked"]
+    assert said == [f"{stopped}: an earlier version's checkpoint; whether the records belong to it is not checked"]
     assert fingerprint(stopped) == whole
     assert "records" in json.loads(newest(stopped, "json").read_text())
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NotRequired
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from fedman.errors import UserError
 from fedman.runs.atomic import refuse_link, write_json, write_whole, writing

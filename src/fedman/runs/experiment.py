@@ -128,9 +128,7 @@ class Run:
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
             elif "records" not in found:
-                warn(
-                    f"{folder.path}: its checkpoint is an earlier version's; whether the records belong is not checked"
-                )
+                warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
             last = found.get("records")
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
