@@ -55,6 +55,9 @@ def links() -> Iterator[tuple[str, str, list[str]]]:
     results = ["results", "runs", "--out", "rows.jsonl"]
     for place in ("rows.jsonl", ".rows.jsonl.{pid}"):
         yield "a link in the place of results", place, results
+    measured = ["flatness", "runs/a", "--samples", "10", "--top", "2", "--tol", "0.1", "--device", "cpu"]
+    for name in ("flatness.json", ".flatness.json.{pid}", "flatness-top.png", "flatness-top.svg"):
+        yield "a link in the place of a measurement", f"runs/a/{name}", measured
     yield "a link where runs are merged", "all/a/", ["sweep", "--merge", "runs", "--out", "all"]
 
 

@@ -15,7 +15,7 @@ from faults.runs import fingerprint
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.runs import checkpoint, experiment
-from fedman.runs.checksums import digest
+from fedman.runs.checksums import Chain, digest
 from fedman.runs.folder import RunFolder
 
 KEYS = {
@@ -147,10 +147,51 @@ def test_an_earlier_versions_records_are_said_to_be_unchecked(stopped, whole):
     (stopped / "manifest.json").unlink()
     rounds = stopped / "rounds.jsonl"
     rounds.write_text(re.sub(r', "sum": "\w+"}', "}", rounds.read_text()))
+    unname_the_records(stopped)
     said = []
     experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
     assert said == [f"{stopped}: written by an earlier version, without checksums; its records are not checked"]
     assert fingerprint(stopped) == whole
+
+
+def test_a_checkpoint_that_names_no_records_is_said_to_be_an_earlier_versions(stopped, whole):
+    unname_the_records(stopped)
+    said = []
+    experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
+    assert said == [f"{stopped}: an earlier version's checkpoint; whether the records belong to it is not checked"]
+    assert fingerprint(stopped) == whole
+    assert "records" in json.loads(newest(stopped, "json").read_text())
+
+
+def unname_the_records(run):
+    """Make the checkpoints those of earlier versions."""
+    for path in run.glob("checkpoint/*.json"):
+        about = json.loads(path.read_text())
+        del about["records"]
+        path.write_text(json.dumps(about | {"sha256": digest(about)}))
+
+
+@pytest.mark.parametrize("other", ["seed", "time"])
+def test_records_of_another_run_are_refused(stopped, tmp_path, other):
+    """Sound in themselves: those of another seed, or of the same run at another time."""
+    foreign = tmp_path / "other"
+    fedman.run(**{**KEYS, "rounds": 3, "seed": int(other == "seed")}, out=foreign)
+    (stopped / "rounds.jsonl").write_bytes((foreign / "rounds.jsonl").read_bytes())
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    wanted = r"rounds\.jsonl: not the records that the checkpoint of round 3 belongs to; put this run's own file back"
+    with pytest.raises(UserError, match=wanted):
+        resumed(stopped)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_records_that_were_changed_with_their_checksums_are_refused(stopped):
+    path = stopped / "rounds.jsonl"
+    records = RunFolder(stopped).read_rounds()
+    records[1]["loss"] += 1
+    path.write_bytes(b"".join(map(Chain().line, records)))
+    assert len(RunFolder(stopped).read_rounds()) == 3
+    with pytest.raises(UserError, match="not the records that the checkpoint of round 3 belongs to"):
+        resumed(stopped)
 
 
 def test_a_changed_record_or_configuration_is_noticed_before_the_run_goes_on(stopped):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NotRequired
 
 import torch
 from safetensors import SafetensorError
@@ -43,11 +44,12 @@ class Description(TypedDict):
     seconds: Seconds
     data: str  # the hash of the tensors' file
     config: Settings
+    records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
     sha256: str  # the hash of all the above
 
 
-def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> None:
-    """Write the state after a finished round."""
+def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:
+    """Write the state after a finished round, whose record has the checksum `records`."""
     refuse_link(folder)
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -64,6 +66,7 @@ def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> N
         "seconds": seconds,
         "data": file_sha256(data),
         "config": decisive(settings),
+        "records": records,
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})

@@ -119,6 +119,7 @@ class Run:
 
     def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object]) -> None:
         """Begin to write to the folder, which is locked by now: what others did to it before is known."""
+        last = None
         if not resume:
             folder.refuse_used()
         elif folder.finished(self.settings) is not None:
@@ -126,9 +127,12 @@ class Run:
         elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn):
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
+            elif "records" not in found:
+                warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
+            last = found.get("records")
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
-        self.records = folder.start(self.state.round, self.settings)
+        self.records = folder.start(self.state.round, self.settings, last)
 
     @property
     def spent(self) -> float:
@@ -197,8 +201,8 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write a checkpoint."""
         if self.folder:
-            self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent)
+            last = self.folder.sync()
+            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last)
 
     def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""

@@ -82,6 +82,40 @@ def test_variants_and_other_zetas_stay_out_of_the_table():
     assert [r[6] for r in tables.variants(found).rows] == ["−1.00", "−1.00", "–", "−1.00"]
 
 
+def test_attacks_and_rules_have_a_table_of_their_own():
+    half = {"rounds": 250, "participation": 0.2}
+    rows = [
+        *pair(40.0, 52.0),
+        *pair(38.0, 49.0, **half),
+        *pair(36.0, 48.0, aggregation="krum", **half),
+        *pair(20.0, math.nan, attack="collusion", **half),
+        row(30.0, zeta=0, attack="sign-flip", aggregation="krum", **half),
+        row(31.0, zeta=0, attack="sign-flip", attack_scale=4.0, aggregation="krum", **half),
+        row(39.0, zeta=0, cohort="fixed"),
+    ]
+    found = compare(rows)
+    table = tables.poisoning(found)
+    assert table.header == ["attack", "mean", "krum"]
+    assert table.rows == [
+        ["none", "38.00 / 49.00", "36.00 / 48.00"],
+        ["sign-flip, attack_scale=4.0", "–", "31.00 / –"],
+        ["sign-flip, attack_scale=8.0", "–", "30.00 / –"],
+        ["collusion", "20.00 / diverged", "–"],
+    ]
+    assert table.note == "dir0.3; FedAvg; participation=0.2, rounds=250. Each plain / MAN; ζ = 0.15."
+    assert [changes for changes, _, _ in found.variants()] == ["cohort=fixed"]
+    assert not tables.poisoning(compare(rows[:2])).rows
+
+
+def test_attacks_in_several_settings_are_told_apart():
+    rows = [row(40.0 - i, zeta=0, attack=attack, algorithm=a) for i, a in enumerate(("fedavg", "fedsam"))
+            for attack in ("none", "scaled")]  # fmt: skip
+    table = tables.poisoning(compare(rows))
+    assert table.header == ["algorithm", "attack", "mean"]
+    assert [line[:2] for line in table.rows] == [[m, a] for m in ("FedAvg", "FedSAM") for a in ("none", "scaled")]
+    assert table.rows[0][2] == "40.00"
+
+
 def test_a_data_set_the_paper_does_not_have():
     found = compare([r for s in (0, 1) for r in pair(90.0 + s, 94.0 + s, dataset="digits", seed=s)])
     assert {c.mark for c in found.cells} == {NONE}

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from fedman.config import PARTS
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
 from fedman.paper.report.series import MAN, Series, Setting, part_title, penalty_order, slug
 from fedman.paper.targets import Target
+from fedman.parts import hyperparameters
 from fedman.runs.records import Headline, figures
 
 STD, POINT, ABOVE, BELOW, NONE = "std", "point", "above", "below", ""
@@ -23,6 +25,11 @@ MARKS = {
     NONE: ("", "nothing to compare"),
 }
 TOLERANCE = 0.2  # of rounds-to-target
+POISONING = {
+    kind: {kind} | {name for part in PARTS[kind].built_in.values() for name in hyperparameters(part)}
+    for kind in ("attack", "aggregation")
+}
+"""The keys of attacks and of aggregation rules."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +199,26 @@ class Comparison:
             if penalty and len(study) >= 3
         ]
 
+    def poisonings(self) -> dict[tuple[str, str, str], dict[tuple[str, str], list[Series]]]:
+        """Series with different attacks or aggregation rules: by partition, algorithm and what else is changed in
+        them, those of each attack and rule, without and with a penalty.
+        """
+        found: dict[tuple[str, str, str], dict[tuple[str, str], list[Series]]] = {}
+        for s in self.all_series:
+            changes = [each for each in self.changes(s).split(", ") if each]
+            parts = {kind: [c for c in changes if c.partition("=")[0] in keys] for kind, keys in POISONING.items()}
+            rest = ", ".join(each for each in changes if not any(each in own for own in parts.values()))
+            attack, rule = (
+                ", ".join([s.part(kind), *(each for each in own if not each.startswith(f"{kind}="))])
+                for kind, own in parts.items()
+            )
+            found.setdefault((s.partition, s.algorithm, rest), {}).setdefault((attack, rule), []).append(s)
+        return {key: group for key, group in found.items() if len(group) > 1}
+
     def variants(self) -> list[tuple[str, Series, Cell | None]]:
-        """Series outside the table and the ζ studies: what is changed in each, and the cell it is a variant of."""
+        """Other series outside the table: what is changed in each, and the cell it is a variant of."""
         studied = [s for study in self.zeta_studies() for s in study]
+        studied += [s for group in self.poisonings().values() for members in group.values() for s in members]
         return [(self.changes(s), s, self.cell(s, s.penalty)) for s in self.others if s not in studied]
 
     def changes(self, s: Series) -> str:

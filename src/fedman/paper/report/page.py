@@ -209,7 +209,8 @@ def _penalty_buttons(penalties: Iterable[str]) -> list[tuple[str, str]]:
 def _studies(data: Comparison) -> list[Group]:
     text = "Shaded: the range in which the paper's text calls it stable." if data.in_paper else ""
     title, zeta = f"{data.title}: how much ζ matters", [tables.sensitivity(data)]
-    return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=[tables.variants(data)])]
+    others = [tables.variants(data), tables.poisoning(data)]
+    return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=others)]
 
 
 def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured]) -> Section:

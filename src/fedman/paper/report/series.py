@@ -93,6 +93,10 @@ class Series(Setting):
         found = [value for run in self.runs if (value := figure(run, name).get("all")) is not None]
         return mean_std(found, Headline(name).form(*found))
 
+    def part(self, kind: str) -> str:
+        """The name of one of its parts, such as the attack."""
+        return str(_said(self.runs[0]["config"])[kind])
+
     @property
     def clients(self) -> list[Spread]:
         """The headline on the clients' own test samples, for each seed that has it."""
@@ -163,12 +167,12 @@ def penalty_of(config: Settings) -> str:
 
 def penalty_order(penalty: str) -> tuple[int, str]:
     """None first, then fedman's own, then others by name."""
-    return _position(["", *PENALTIES.built_in], penalty), penalty
+    return position(["", *PENALTIES.built_in], penalty), penalty
 
 
 def method_order(algorithm: str) -> int:
     """The paper's order of rows."""
-    return _position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
+    return position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
 
 
 def slug(name: str) -> str:
@@ -237,12 +241,12 @@ def papers_variant(config: Settings) -> str:
 
 
 def _order(s: Series) -> tuple[object, ...]:
-    data = _position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
-    place = _position(paper.PARTITIONS, s.partition), s.partition
+    data = position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
+    place = position(paper.PARTITIONS, s.partition), s.partition
     return *data, *place, method_order(s.algorithm), s.algorithm, penalty_order(s.penalty), s.zeta, s.variant
 
 
-def _position(names: Iterable[str], name: str) -> int:
+def position(names: Iterable[str], name: str) -> int:
     """Unknown names come last."""
     known = list(names)
     return known.index(name) if name in known else len(known)

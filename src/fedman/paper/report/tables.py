@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fedman.config import PARTS
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, Pair, headers_swapped, printed
-from fedman.paper.report.series import Series, first_at_target, method_title
+from fedman.paper.report.compare import BELOW, MARKS, POISONING, STD, Cell, Comparison, Pair, headers_swapped, printed
+from fedman.paper.report.series import Series, first_at_target, method_title, part_title, penalty_order, position
 from fedman.paper.targets import Target
 from fedman.runs.records import Headline
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
@@ -182,6 +183,36 @@ def variants(data: Comparison) -> Table:
         rows.append(row)
     title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
     return Table(f"{data.name}-variants", title, header, rows, words=3)
+
+
+def poisoning(data: Comparison) -> Table:
+    """What attacks leave of the headline under each aggregation rule, without a penalty and with it."""
+    groups = data.poisonings()
+
+    def names(i: int, kind: str) -> list[str]:
+        known, found = PARTS[kind].built_in, {pair[i] for group in groups.values() for pair in group}
+        return sorted(found, key=lambda name: (position(known, name.partition(",")[0]), name))
+
+    attacks, rules = (names(i, kind) for i, kind in enumerate(POISONING))
+    members = [s for group in groups.values() for of_pair in group.values() for s in of_pair]
+    penalties = sorted({s.penalty for s in members}, key=penalty_order)
+    rows = []
+    for (partition, algorithm, rest), group in groups.items():
+        for attack in [name for name in attacks if any(name == found for found, _ in group)]:
+            texts = []
+            for rule in rules:
+                by_penalty = {s.penalty: s.text for s in group.get((attack, rule), ())}
+                texts.append(" / ".join(by_penalty.get(p, BLANK) for p in penalties) if by_penalty else BLANK)
+            rows.append([partition, method_title(algorithm), rest or BLANK, attack, *texts])
+    unit = " in %" if data.headline.unit else ""
+    title = f"{data.title}: {data.headline.name}{unit} under attack, by aggregation rule"
+    note = f"Each {' / '.join(part_title('penalty', p) if p else 'plain' for p in penalties)}; {data.zeta_text}."
+    header = ["partition", "algorithm", "changed", "attack", *rules]
+    same = [i for i in range(3) if len({row[i] for row in rows}) == 1]  # said once, in the note
+    said = "; ".join(rows[0][i] for i in same if rows[0][i] != BLANK)
+    header, *rows = ([cell for i, cell in enumerate(line) if i not in same] for line in (header, *rows))
+    note = f"{said}. {note}" if said else note
+    return Table(f"{data.name}-poisoning", title, header, rows, note, 4 - len(same))
 
 
 def clients(data: Comparison) -> Table:
