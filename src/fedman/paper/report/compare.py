@@ -170,6 +170,11 @@ class Comparison:
             return f"{counts[0]} to {counts[-1]} seeds"
         return "one seed" if counts == [1] else f"{counts[0]} seeds"
 
+    @property
+    def precision(self) -> str:
+        """The arithmetic of the cells' runs: "bf16"."""
+        return ", ".join(sorted({r["precision"] for c in self.cells for r in c.series.runs if "diverged" not in r}))
+
     def of(self, partition: str) -> list[Cell]:
         """The cells of a partition."""
         return [cell for cell in self.cells if cell.series.partition == partition]
