@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, Pair, headers_swapped, printed
+from fedman.paper.report.compare import MARKS, Cell, Comparison, Pair, headers_swapped, printed
 from fedman.paper.report.series import UNEXPLAINED, Series, first_at_target, method_title
 from fedman.paper.targets import Target
 from fedman.runs.records import Headline, ResultRow, is_explained
@@ -111,12 +111,13 @@ def rounds(data: Comparison) -> Table:
     """Rounds to the target, beside the paper's."""
 
     def texts(cell: Cell) -> list[str]:
-        ratio = BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}"
-        tone = "" if cell.rounds_agree is None else STD if cell.rounds_agree else BELOW
-        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, tone)]
+        sign = f" {MARKS[cell.rounds_mark][0]}" if cell.rounds_mark else ""
+        ratio = (BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}") + sign
+        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
 
-    note = "Median over seeds of the first round in which the mean of all clients reaches the target."
-    note += " Green: at most 20 % more than in the paper." if data.in_paper else ""
+    first = "The first round" if data.seeds == "one seed" else "Median over seeds of the first round"
+    note = f"{first} in which the mean of all clients reaches the target."
+    note += " Ratio: to the paper's rounds; ● within 20 % of them, ▲ fewer, ▼ more." if data.in_paper else ""
     more = ["paper", "ratio"] if data.in_paper else []
     title = f"{data.title}: rounds to {data.target:g}{data.headline.unit}"
     return _by_partition(data, "rounds", title, "method", _by_method(data), texts, more, note)
