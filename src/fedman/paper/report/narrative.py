@@ -10,6 +10,7 @@ import numpy as np
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS
+from fedman.paper.report import claims
 from fedman.paper.report.compare import (
     ABOVE,
     BELOW,
@@ -39,8 +40,31 @@ def dataset(data: Comparison) -> list[str]:
 
 
 def flatness(measured: Sequence[Measured]) -> list[str]:
-    """What the penalties do to the Hessian."""
-    return [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
+    """What the penalties do to the Hessian, and how large it is beside the paper's."""
+    found = [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
+    return [*found, *_sizes(measured), *claims.sentences(measured)]
+
+
+def _sizes(measured: Sequence[Measured]) -> list[str]:
+    """λ_max and trace as shares of the paper's, over all models that the paper has without a doubt."""
+    ratios: dict[str, list[float]] = {"largest eigenvalue": [], "trace": []}
+    for m in measured:
+        known = not m.variant and m.papers_method
+        theirs = paper.sharpness(m.dataset, m.partition, m.algorithm, bool(m.penalty)) if known else None
+        if theirs and not theirs.doubt:
+            for what, ratio in (("largest eigenvalue", m.top / theirs.top), ("trace", m.trace / theirs.trace)):
+                ratios[what] += [] if math.isnan(ratio) else [ratio]
+    told = [
+        f"the {what} is {min(v):.2f} to {max(v):.2f} of the paper's ({len(v)} models)"
+        for what, v in ratios.items()
+        if v
+    ]
+    return [f"Sizes do not agree: {', '.join(told)}."] if told and any(_off(v) for v in ratios.values()) else []
+
+
+def _off(ratios: Sequence[float]) -> bool:
+    """Whether any is more than a tenth away."""
+    return any(abs(ratio - 1) > 0.1 for ratio in ratios)
 
 
 def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
@@ -188,9 +212,9 @@ def _rounds(data: Comparison, compared: Sequence[Cell]) -> list[str]:
     if ratios:
         (low, least), (high, most) = (end(ratios, key=lambda known: known[0]) for end in (min, max))
         text += (
-            f"of the {len(ratios)} cells that reach it here and in the paper, {sides[STD]} are within ±20 % of the paper's "
-            f"rounds, {sides[ABOVE]} need fewer and {sides[BELOW]} more ({low:.2f} times, {_where(least.series)}, to "
-            f"{high:.2f} times, {_where(most.series)}); "
+            f"of the {len(ratios)} cells that reach it here and in the paper, {sides[STD]} are within ±20 % of the "
+            f"paper's rounds, {sides[ABOVE]} need fewer and {sides[BELOW]} more ({low:.2f} times, "
+            f"{_where(least.series)}, to {high:.2f} times, {_where(most.series)}); "
         )
     alone = [cell for cell in compared if cell.rounds_mark in (ABOVE, BELOW) and cell.rounds_ratio is None]
     text += f"{marks.total() - len(ratios) - len(alone)} reach it in neither"
