@@ -184,6 +184,9 @@ def results(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
     replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+    committed: Annotated[
+        bool, typer.Option("--committed", help="refuse runs whose code is in no commit and no release")
+    ] = False,
     flatness: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
     ] = None,
@@ -195,7 +198,7 @@ def results(
     from fedman.paper.flatness.flatness_json import copy_compact
     from fedman.runs.results import command
 
-    typer.echo(command(sources, out, replace))
+    typer.echo(command(sources, out, replace, committed))
     if flatness is not None:
         typer.echo(copy_compact(sources, flatness))
 

@@ -29,7 +29,7 @@ from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Sum
 from fedman.runs.result import Result
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import tensorboard
-from fedman.runs.version import version
+from fedman.runs.version import source, version
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.evaluate import spread
 from fedman.training.federation import Assignment, Federation
@@ -106,6 +106,7 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
         self.settings = config.flat()
+        self.source = source()  # asked now: a checkout can change while the run goes on
         self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
@@ -212,6 +213,7 @@ class Run:
             "round": self.state.round + 1,
             "config": self.settings,
             "version": version(),
+            "source": self.source,
         }
         if self.folder:
             self.folder.write_ending(about)
@@ -230,6 +232,7 @@ class Run:
             "device": device_name(self.federation.device),
             "precision": self.built.precision,
             "version": version(),
+            "source": self.source,
             "torch": torch.__version__,
         }
         summary = cast(Summary, values)

@@ -91,6 +91,15 @@ class Curve(TypedDict):
     all: list[float]
 
 
+class Source(TypedDict):
+    """Where the code of a run can be found: a commit (`changed`: with changes that are in no commit), or a release."""
+
+    commit: NotRequired[str]
+    changed: NotRequired[bool]
+    release: NotRequired[str]
+    unknown: NotRequired[str]  # why there is neither
+
+
 @final
 class Summary(TypedDict):
     """`summary.json` of a finished run, and its line in a results file."""
@@ -108,6 +117,7 @@ class Summary(TypedDict):
     device: str
     precision: str
     version: str
+    source: NotRequired[Source]  # not in files of earlier versions
     torch: str
     stacked: NotRequired[Count]  # the number of runs that shared the GPU
     extended: NotRequired[list[Count]]  # the rounds after which `rounds` was raised
@@ -122,6 +132,7 @@ class Divergence(TypedDict):
     diverged: str  # why
     round: Count
     version: str
+    source: NotRequired[Source]
     curve: NotRequired[Curve]  # in a results file
 
 
@@ -264,6 +275,12 @@ def headline(ending: Ending) -> float:
     found = figure(ending, headline_of(ending).name)
     value = found.get("all", found.get("cloud", nan))
     return value if isfinite(value) else nan
+
+
+def is_explained(ending: Ending) -> bool:
+    """Whether a commit or a release has the code that made it."""
+    source = ending.get("source", {})
+    return "release" in source or ("commit" in source and not source.get("changed"))
 
 
 def differing(one: Settings, other: Settings) -> list[str]:

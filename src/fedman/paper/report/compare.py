@@ -24,7 +24,7 @@ MARKS = {
     BELOW: ("▼", "below by more than a point"),
     NONE: ("", "nothing to compare"),
 }
-TOLERANCE = 0.2  # of rounds-to-target
+TOLERANCE = 0.2  # of rounds-to-target, more or fewer
 POISONING = {
     kind: {kind} | {name for part in PARTS[kind].built_in.values() for name in hyperparameters(part)}
     for kind in ("attack", "aggregation")
@@ -65,16 +65,18 @@ class Cell:
         return measured / self.target.rounds
 
     @property
-    def rounds_agree(self) -> bool | None:
-        """At most 20 % more than the paper's rounds; where it never gets there, not in the first 80 % of the rounds.
+    def rounds_mark(self) -> str:
+        """STD: within 20 % of the paper's rounds, or neither gets there; ABOVE: fewer rounds; BELOW: more.
 
-        None where the paper has no target.
+        Where only one of the two gets there, that one has needed fewer. NONE where the paper has no target.
         """
         if self.target is None or self.series.target is None:
-            return None
-        if self.target.rounds is None:
-            return self.series.rounds_to_target > self.series.length * (1 - TOLERANCE)
-        return self.rounds_ratio is not None and self.rounds_ratio <= 1 + TOLERANCE
+            return NONE
+        here, there = (t is not None and t < math.inf for t in (self.series.rounds_to_target, self.target.rounds))
+        if not (here and there):
+            return STD if here == there else ABOVE if here else BELOW
+        ratio = self.rounds_ratio or 0.0
+        return STD if abs(ratio - 1) <= TOLERANCE + 1e-9 else ABOVE if ratio < 1 else BELOW
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,11 @@ class Comparison:
         if len(counts) > 1:
             return f"{counts[0]} to {counts[-1]} seeds"
         return "one seed" if counts == [1] else f"{counts[0]} seeds"
+
+    @property
+    def precision(self) -> str:
+        """The arithmetic of the cells' runs: "bf16"."""
+        return ", ".join(sorted({r["precision"] for c in self.cells for r in c.series.runs if "diverged" not in r}))
 
     def of(self, partition: str) -> list[Cell]:
         """The cells of a partition."""

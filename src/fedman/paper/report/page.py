@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
-from fedman.paper.report import cost, curves, hessian, narrative, partitions, spectra, tables
+from fedman.paper.report import claims, cost, curves, hessian, narrative, partitions, spectra, tables
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
 from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
@@ -62,6 +62,7 @@ class Report:
     sections: list[Section]
     extra: list[Table]  # tables that are files alone
     colours: dict[str, tuple[str, ...]]  # of figures and algorithms, on a light and on a dark page
+    aside: Sequence[str] = ()  # titles of data sets that are not the paper's, in a report that has its data sets
 
     @property
     def pictures(self) -> list[Picture]:
@@ -74,8 +75,9 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The sentences of the first section as Markdown."""
-        return "\n".join(f"**{name}.** {' '.join(sentences)}\n" for name, sentences in self.sections[0].briefs)
+        """The sentences of the first section as Markdown; beside the paper's data sets others are left out."""
+        briefs = [(name, sentences) for name, sentences in self.sections[0].briefs if name not in self.aside]
+        return "\n".join(f"**{name}.** {' '.join(sentences)}\n" for name, sentences in briefs)
 
 
 def compose(found: Sources) -> Report:
@@ -93,14 +95,15 @@ def compose(found: Sources) -> Report:
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
     known: list[Setting] = [*all_series, *measured]
-    title, lead = "Federated runs, measured", _lead(penalties_of(known))
+    title, lead, aside = "Federated runs, measured", _lead(penalties_of(known)), []
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
+        aside = [data.title for data in compared if not data.in_paper]
     shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
     colours = {key(each.algorithm): tones(each.algorithm) for each in known}
     colours = COLOURS | {name: pair for name, pair in colours.items() if name not in COLOURS}
-    return Report(title, lead, narrative.tiles(compared), shown, extra, colours)
+    return Report(title, lead, narrative.tiles(compared), shown, extra, colours, aside)
 
 
 def render(report: Report, folder: str) -> str:
@@ -227,12 +230,18 @@ def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Meas
     smooth = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
     around = "Training loss around the models along two directions, on one scale for all."
     groups = [
+        Group("The paper's claims", tables=[claims.table(measured)]),
         Group("Largest eigenvalue and trace", hessian.basis(measured, loss), tables=hessian.tables(measured)),
         Group("The largest eigenvalues", "", top, 2, names, penalties, off),
         Group("Density of all eigenvalues", smooth, density, 2, names, penalties, off),
         Group("Loss landscapes", around, landscapes, 2),
     ]
-    folded = [hessian.layers(measured), hessian.clients(measured), hessian.all_measurements(records)]
+    folded = [
+        claims.losses(measured),
+        hessian.layers(measured),
+        hessian.clients(measured),
+        hessian.all_measurements(records),
+    ]
     return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 

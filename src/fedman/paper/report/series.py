@@ -18,13 +18,25 @@ from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS, PRESETS
 from fedman.penalties import PENALTIES
 from fedman.runs.checksums import sha256
-from fedman.runs.records import LOCAL, Headline, ResultRow, Settings, Spread, axes, figure, headline, headline_of
+from fedman.runs.records import (
+    LOCAL,
+    Headline,
+    ResultRow,
+    Settings,
+    Spread,
+    axes,
+    figure,
+    headline,
+    headline_of,
+    is_explained,
+)
 from fedman.runs.text_tables import mean_std
 
 MAN = "man"  # the paper's penalty
 AXES = ("dataset", "partition", "algorithm", "penalty", "zeta", "seed")
 HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
 """Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
+UNEXPLAINED = "†"
 SLUG_BYTES = 60  # three of them and a few words are the name of a file
 
 
@@ -87,6 +99,11 @@ class Series(Setting):
     def text(self) -> str:
         """Mean ± standard deviation."""
         return mean_std(self.values, self.headline.form(self.mean))
+
+    @property
+    def marked_text(self) -> str:
+        """The same with † if a run's code is in no commit and no release."""
+        return f"{self.text}{'' if all(map(is_explained, self.runs)) else UNEXPLAINED}"
 
     def figure_text(self, name: str) -> str:
         """Mean ± standard deviation of another figure of the task, over the seeds that have it."""
