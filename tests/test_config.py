@@ -42,7 +42,6 @@ SHARED = {
     "precision": "auto",
     "checkpoint_seconds": 60.0,
     "keep_state": True,
-    "tensorboard": False,
 }
 HYPER = {
     "fedavg": {},

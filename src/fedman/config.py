@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
@@ -55,6 +56,7 @@ UNSAID = {
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
+    "log": "",
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
@@ -132,7 +134,7 @@ class Config(BaseModel):
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
     keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
-    tensorboard: bool = Field(False, description="also write a TensorBoard log")
+    log: str = Field("", description="trackers: tensorboard, mlflow, wandb or module:Name, joined by +")
 
     @property
     def source(self) -> tuple[str, str | None]:
@@ -353,6 +355,7 @@ def _check_names(config: Config) -> Iterable[str]:
     checks = (
         lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
         lambda: partition.parse(config.partition),
+        lambda: trackers.parse(config.log),
         lambda: _check_target(config),
         lambda: _check_optimizer(config),
         lambda: _check_penalty(config),
@@ -426,6 +429,8 @@ def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
     tables = [key for key, value in values.items() if isinstance(value, dict)]
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
+    if "tensorboard" in values and values.pop("tensorboard"):  # the key of earlier versions
+        values.setdefault("log", "tensorboard")
     return values
 
 

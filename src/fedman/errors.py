@@ -12,6 +12,10 @@ class Diverged(Exception):
     """Every client of a round returned a non-finite model. The command line prints it and exits with 3."""
 
 
+class StopRun(Exception):
+    """Raised by a callback or a tracker that has seen a round: the run ends after it, and its summary says why."""
+
+
 class TooFew(Exception):
     """Too few clients are there, or too few of their replies are good. The command line prints it and exits with 4."""
 

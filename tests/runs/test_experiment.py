@@ -295,12 +295,6 @@ def test_man_lowers_the_activations_it_counts():
     assert sum(man.values()) < 0.7 * sum(plain.values())
 
 
-def test_tensorboard_log(tmp_path):
-    pytest.importorskip("tensorboard")
-    fedman.run(**SMALL, tensorboard=True, out=tmp_path)
-    assert list((tmp_path / "tensorboard").glob("events.*"))
-
-
 def test_tiny_code_variant_is_the_authors_term():
     """R = mean a1² + mean a2² + mean a4² + mean a5² + mean_j Var_batch(a5[j]), no conv 3, no logits."""
     torch.manual_seed(0)

@@ -39,6 +39,8 @@ def print_result(config: Config, summary: Summary, out: Path) -> None:
     how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
     lines = [f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}"]
     lines += [f"{name} {values}" for name, values in found.items()]
+    if "stopped" in summary:
+        lines.append(f"stopped after round {summary['round']} of {config.rounds}: {summary['stopped']}")
     if "clients" in summary:
         own = summary["clients"]
         of = {"mean": own["mean"], "worst tenth": own["worst_tenth"], "spread": own["spread"]}

@@ -29,6 +29,7 @@ from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
+from fedman.trackers import require_packages
 
 Stopping = tuple[threading.Event, list[int]]
 """What ends a run early, and the signal that asked for it: see `stop_on_signal`."""
@@ -51,6 +52,7 @@ def serve(
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
     refuse_simulated(config)
+    require_packages(config.log)
     if done := finished_result(config, out, resume):
         return done
     if config.aggregation != UNSAID["aggregation"]:  # what a client's last model counted as is not kept here
@@ -85,7 +87,8 @@ def serve(
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
         save_options(folder.path, service, resume)
         state = federation.start(store, keep_all=service.keep_last)
-        (result,) = play([Run(config, federation, state, built, folder, resume, progress, warn)], backend, caught)
+        run = stack.enter_context(Run(config, federation, state, built, folder, resume, progress, warn))
+        (result,) = play([run], backend, caught)
     if isinstance(result, Exception):
         raise result
     shutil.rmtree(uploads, ignore_errors=True)

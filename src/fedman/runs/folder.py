@@ -161,24 +161,34 @@ class RunFolder:
             return self._read(Summary, self.summary)
         return self._read(Divergence, self.diverged) if self._has(self.diverged) else None
 
-    def finished(self, settings: Settings) -> Ending | None:
-        """`ending`, or None if `rounds` was raised since; refused if it is that of another configuration."""
+    def finished(self, settings: Settings, *, go_on: bool = False) -> Ending | None:
+        """`ending`, or None if `rounds` was raised since; refused if it is that of another configuration.
+
+        To `go_on` with a run that a callback or a tracker stopped, it counts as not finished.
+        """
         ending = self.ending() if self.summary.exists() or self.diverged.exists() else None
         if ending is None:
             return None
         before, now = records.decisive(ending["config"]), records.decisive(settings)
         if "diverged" not in ending and records.is_extended(before, now):
-            if not any(self.checkpoint.glob("round-*.json")):
-                done = f"finished after {before['rounds']} rounds, and its last checkpoint was not kept"
-                raise UserError(f"{self.path}: {done} (keep_state); choose another --out for {now['rounds']} rounds")
+            self._require_checkpoint(f"finished after {before['rounds']} rounds", now)
             return None
         if changed := records.differing(before, now):
             raise UserError(f"{self.path}: holds a run of another configuration; {', '.join(changed)} differ")
+        if go_on and "diverged" not in ending and "stopped" in ending:
+            self._require_checkpoint(f"stopped after round {ending['round']}", now)
+            return None
         if self.checkpoint.exists() and "diverged" not in ending:
             from fedman.runs.checkpoint import prune
 
             prune(self.checkpoint, int(bool(settings.get("keep_state"))))  # left by a process killed after its summary
         return ending
+
+    def _require_checkpoint(self, done: str, settings: Settings) -> None:
+        """Refuse to go on with a run that has ended if its last checkpoint is gone."""
+        if not any(self.checkpoint.glob("round-*.json")):
+            how = f"choose another --out for {settings['rounds']} rounds"
+            raise UserError(f"{self.path}: {done}, and its last checkpoint was not kept (keep_state); {how}")
 
     def read_config(self) -> dict[str, Any]:
         """The keys in `config.toml`."""

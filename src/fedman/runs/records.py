@@ -38,8 +38,8 @@ class _Scalar:
 Settings: TypeAlias = dict[str, Annotated[bool | int | float | str, _Scalar]]
 """The keys of a configuration that have a value, as `Config.flat` gives them. A number may be infinite."""
 
-LOCAL = ("data_dir", "checkpoint_seconds", "keep_state", "tensorboard")
-"""Keys that do not decide a run's result."""
+LOCAL = ("data_dir", "checkpoint_seconds", "keep_state", "log", "tensorboard")
+"""Keys that do not decide a run's result; the last is that of earlier versions."""
 
 Finite = Annotated[float, Interval(gt=-inf, lt=inf)]  # excludes not-a-number too
 Percent = Annotated[float, Interval(ge=0, le=100)]
@@ -81,7 +81,7 @@ class RoundRecord(TypedDict):
 
 
 Progress: TypeAlias = Callable[[RoundRecord], object]
-"""Called with the record of every round."""
+"""Called with the record of every round; `StopRun` ends the run after it."""
 
 
 class Curve(TypedDict):
@@ -119,6 +119,8 @@ class Summary(TypedDict):
     version: str
     source: NotRequired[Source]  # not in files of earlier versions
     torch: str
+    stopped: NotRequired[str]  # why a callback or a tracker ended it, and after which round
+    round: NotRequired[Count]
     stacked: NotRequired[Count]  # the number of runs that shared the GPU
     extended: NotRequired[list[Count]]  # the rounds after which `rounds` was raised
     curve: NotRequired[Curve]  # in a results file
