@@ -111,7 +111,7 @@ def test_all_mistakes_at_once():
         "6 mistakes",
         "rho: feddc has no such hyper-parameter (it has alpha, decayed)",
         "alhpa: no such key; did you mean alpha?",
-        "hyper: no such key",
+        "hyper: no such key; see fedman list",
         "zeta: should be a finite number, not 'nan'",
         "alpha: should be greater than or equal to 0, not '-1'",
         "decayed: should be a valid boolean, unable to interpret input, not 'maybe'",

@@ -19,7 +19,7 @@ from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, did_you_mean, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
@@ -60,6 +60,14 @@ UNSAID = {
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
+
+OTHER_WORDS = {
+    "criterion": "task", "loss": "task", "metric": "task", "regularizer": "penalty", "method": "algorithm",
+    "strategy": "algorithm", "learning_rate": "lr", "local_epochs": "epochs", "num_clients": "clients",
+    "num_rounds": "rounds", "global_rounds": "rounds", "join_ratio": "participation", "fraction_fit": "participation",
+    "max_norm": "clip", "data": "dataset", "random_seed": "seed", "man": "zeta",
+}  # fmt: skip
+"""What other libraries call the keys."""
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -338,8 +346,10 @@ def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     parts = registered() if foreign else ()
     known = config_class(parts).model_fields
     for key, value in foreign.items():
-        if key not in known:
-            yield f"{key}: no such key{nearest(key, [*own, *known])}"
+        if key in OTHER_WORDS:
+            yield f"{key}: no such key; fedman's is {OTHER_WORDS[key]}"
+        elif key not in known:
+            yield f"{key}: no such key{did_you_mean(key, [*own, *known]) or '; see fedman list'}"
         elif value is not None:
             owner = next(part for part in parts if key in hyperparameters(part))
             kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))

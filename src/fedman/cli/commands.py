@@ -18,7 +18,18 @@ import typer
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli import data, flower
 from fedman.cli.flatness import flatness
-from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
+from fedman.cli.options import (
+    ConfigOption,
+    Device,
+    Keys,
+    Out,
+    PresetOption,
+    Resume,
+    given_keys,
+    preset_names,
+    run_folder,
+    run_keys,
+)
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 
@@ -29,12 +40,29 @@ if TYPE_CHECKING:
 
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help=f"Federated learning that lands in flat minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
     "layerwise activation norms (MAN).",
 )
+
+
+def print_version(wanted: bool) -> None:
+    """`fedman --version`, the line that a report of a mistake needs."""
+    if wanted:
+        from fedman.runs.version import version
+
+        typer.echo(f"fedman {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -75,7 +103,10 @@ def run(
 @app.command()
 def sweep(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
-    preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="a preset, or a table of the paper; see `fedman list`", autocompletion=preset_names),
+    ] = None,
     config: ConfigOption = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/sweep")
@@ -359,7 +390,7 @@ def main(arguments: list[str] | None = None) -> None:
             with suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
     try:
-        app(arguments)
+        app(arguments, prog_name="fedman")
     except UserError as error:
         _exit(f"error: {error}", 2)
     except Diverged as error:
