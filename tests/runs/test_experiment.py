@@ -25,6 +25,7 @@ from fedman.models import build
 from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.penalties import MAN
+from fedman.runs.build import build as build_runs
 from fedman.runs.folder import RunFolder
 from fedman.tasks import Classification
 from tests.federations import SMALL
@@ -67,6 +68,21 @@ def test_bf16_on_a_cpu(chunk):
     for name, weights in full.models["all"].items():
         distance = (half.models["all"][name] - weights).norm() / weights.norm()
         assert 1e-5 < distance < 0.02, name
+
+
+def test_every_seed_draws_its_own():
+    """`seed` the weights and batches, `partition_seed` who has what, `schedule_seed` the cohorts."""
+
+    def drawn(**seed):
+        config = resolve({**SMALL, "rounds": 2, "unbalanced": 0.5, **seed})
+        (federation,) = build_runs([config], fedman.data.load("digits"), "cpu").federations
+        cohorts = [record["cohort"] for record in fedman.run(**{**SMALL, "rounds": 2, **seed}).rounds]
+        return federation.initial.tolist(), [part.tolist() for part in federation.samples.parts], cohorts
+
+    whole = drawn()
+    for seed, changes in (("seed", 0), ("partition_seed", 1), ("schedule_seed", 2)):
+        other = drawn(**{seed: 5})
+        assert [a != b for a, b in zip(whole, other, strict=True)] == [i == changes for i in range(3)], seed
 
 
 def test_what_a_run_writes(tmp_path):
