@@ -169,7 +169,7 @@ def _dataset(data: Comparison) -> Section:
     own = f"Test {name} of every client on its own samples, sorted{better}; mean over seeds."
     rounds = [tables.rounds(data)] if data.target else []
     readings = [tables.readings(data)] if data.dataset == "cifar10" and data.in_paper else []
-    held = "Samples of every class (row) at every client (column); darker is more."
+    held = "Samples of every class (row) at every client (column); the stronger the colour, the more."
     groups = [
         _overview(data, columns),
         Group(

@@ -108,7 +108,9 @@ def _map(found: Landscape, levels: np.ndarray) -> tuple[Figure, dict[str, object
     axes.grid(visible=False)
     ends = float(found.offsets.min()), float(found.offsets.max())
     losses = plot.drawn_losses(found, levels)
-    return figure, {"grid": losses.T.round(3).tolist(), "rows": ends, "columns": ends, "value": "loss"}
+    names = [axes.get_xlabel(), axes.get_ylabel()]
+    grid = losses.T.round(3).tolist()
+    return figure, {"grid": grid, "rows": ends, "columns": ends, "axes": names, "value": "loss"}
 
 
 def _stem(members: Sequence[Measured]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ from fedman.paper.report.series import (
     position,
 )
 from fedman.paper.targets import Target
-from fedman.runs.records import Headline, ResultRow, is_explained
+from fedman.runs.records import Curve, Headline, ResultRow, is_explained
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
 
 BLANK = "–"
+POINTS = 50  # of a run's curve on the page
 Row = tuple[str, str]
 """What a row of a table is about: an algorithm and a penalty, "" where there is none."""
 Entry = TypeVar("Entry")
@@ -50,6 +52,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     words: int = 1  # the first so many columns are words, the others figures
+    curves: Sequence[Curve] = ()  # one for each row, drawn on the page where the row is ticked
 
     def markdown(self) -> str:
         return f"**{self.title}**\n\n{markdown(self.header, self.rows)}" + (f"\n{self.note}\n" if self.note else "")
@@ -58,6 +61,19 @@ class Table:
         """For programs: an empty cell for a blank one, and ASCII minus signs."""
         plain = [["" if cell == BLANK else cell.replace("−", "-") for cell in row] for row in self.rows]
         return comma_separated(self.header, plain)
+
+    def curves_json(self) -> str:
+        """For `page.js`: the different lists of rounds, and of each row the number of its list and its values."""
+        thinned = [thin(curve) for curve in self.curves]
+        rounds = list(dict.fromkeys(tuple(t for t, _ in points) for points in thinned))
+        runs = [(rounds.index(tuple(t for t, _ in points)), [value for _, value in points]) for points in thinned]
+        return json.dumps({"x": rounds, "runs": runs}, separators=(",", ":"), allow_nan=False)
+
+
+def thin(curve: Curve) -> list[tuple[int, float]]:
+    """At most `POINTS` finite points of a curve, its last among them, to four digits."""
+    points = [(t, float(f"{v:.4g}")) for t, v in zip(curve["round"], curve["all"], strict=True) if math.isfinite(v)]
+    return points[::-1][:: max(1, -(-len(points) // POINTS))][::-1]
 
 
 def accuracy(data: Comparison) -> Table:
@@ -262,7 +278,8 @@ def all_runs(all_series: Sequence[Series]) -> Table:
             row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
             rows.append([*row, run["version"], _commit(run)])
-    return Table("all-runs", "Every run", header, rows, words=3)
+    curves = [run["curve"] for s in all_series for run in s.runs]
+    return Table("all-runs", "Every run", header, rows, words=3, curves=curves)
 
 
 def _commit(run: ResultRow) -> str:
