@@ -16,7 +16,7 @@ def tensorboard(folder: RunFolder, progress: Progress) -> Iterator[Progress]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("tensorboard: not installed; pip install 'fedman[tensorboard]'") from None
+        raise UserError("tensorboard: not installed; pip install tensorboard") from None
     with SummaryWriter(str(folder.path / "tensorboard")) as writer:
 
         def log(record: RoundRecord) -> None:
