@@ -85,7 +85,7 @@ MISFITS = {
     "numbers for classes": (Classification(), ROWS, NUMBERS[:, 0], Linear(4), "targets are float32 of shape ()"),
     "several classes": (Classification(), ROWS, LABELS, Linear(4), "targets are int64 of shape (3,) a sample; class"),
     "too few outputs": (Classification(), ROWS, CLASSES, Linear(3), "gives 3 outputs a sample; 4 classes need 4"),
-    "outputs with an axis more": (Classification(), ROWS, CLASSES, Linear(4, 1), "model: gives outputs of shape 4x1 a sample"),
+    "outputs with an axis more": (Classification(), ROWS, CLASSES, Linear(4, 1), "gives outputs of shape 4x1 a sample"),
     "classes for numbers": (Regression(), ROWS, CLASSES, Linear(1), "mine: targets are int64; regression needs float"),
     "too many outputs": (Regression(), ROWS, NUMBERS, Linear(4), "model: gives 4 outputs a sample; the targets need 3"),
     "too few numbers": (Regression(), ROWS, NUMBERS[:, 0], Linear(3), "model: gives 3 outputs a sample; the"),
