@@ -113,9 +113,9 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
     if patches.shape[1] == 1:  # one position: the three are the same
         sides, one_product = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))], None
     scale = exact.norm().clamp(min=torch.finfo(torch.float64).tiny)
-    errors = [float((exact - other).norm() / scale) for other in (formula, near)]
+    identity, approximation = (float((exact - other).norm() / scale) for other in (formula, near))
     constant = float(bounds[2] / (_overlap(layer) * squares)) if squares else 0.0
-    return LayerCheck(name, *errors, sides, one_product, constant)
+    return LayerCheck(name, identity, approximation, sides, one_product, constant)
 
 
 def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin:

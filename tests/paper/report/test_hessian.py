@@ -62,3 +62,9 @@ def test_layers_and_clients_of_the_hessian():
     measured = hessian.merge([flatness()])
     assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
     assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]
+
+
+def test_the_theory_is_a_table():
+    assert hessian.theory([]).rows == []
+    table = hessian.theory([{"header": ["", "holds"], "rows": [["Lemma 2", "no"]]}])
+    assert (table.header, table.rows, table.words) == (["", "holds"], [["Lemma 2", "no"]], 2)

@@ -23,6 +23,7 @@ from fedman.paper.report.series import (
     penalty_order,
     slug,
 )
+from fedman.paper.report.sources import Theorems
 from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
 
@@ -149,6 +150,13 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     header = ["data", "partition", "method", "changed", "seed", "model", "of the Hessian", "value", "standard error",
               "samples"]  # fmt: skip
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
+
+
+def theory(found: Sequence[Theorems]) -> Table:
+    """The paper's statements, as `fedman flatness --theory` evaluated them; of several files the first."""
+    header, rows = (found[0]["header"], found[0]["rows"]) if found else ([], [])
+    note = "On a CNN of 368 parameters and ten clients, float64; Proposition 1 on two small problems of five clients."
+    return Table("theory", "The paper's statements", header, rows, note, len(header))
 
 
 def basis(measured: Sequence[Measured], loss: str = "cross-entropy") -> str:

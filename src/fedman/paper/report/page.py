@@ -18,7 +18,7 @@ from fedman.paper.report import claims, cost, curves, hessian, narrative, partit
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
 from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
-from fedman.paper.report.sources import Sources, StepCost
+from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
 from fedman.runs.version import version
@@ -89,7 +89,7 @@ def compose(found: Sources) -> Report:
         _summary(compared, measured, found.notes),
         *(_dataset(data) for data in compared if data.cells),
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
-        _flatness(found.flatness, measured),
+        _flatness(found.flatness, measured, found.theorems),
         _cost(compared, all_series, found.costs),
         Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
     ]
@@ -216,7 +216,9 @@ def _studies(data: Comparison) -> list[Group]:
     return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=others)]
 
 
-def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured]) -> Section:
+def _flatness(
+    records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured], theorems: Sequence[Theorems]
+) -> Section:
     names, penalties = _buttons(m.algorithm for m in measured), _penalty_buttons(penalties_of(measured))
     shown = {"fedavg", "fedsam"}  # as in the paper; the others by their buttons
     off = [name for name, _ in names if name not in shown] if shown <= {name for name, _ in names} else []
@@ -235,6 +237,7 @@ def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Meas
         Group("The largest eigenvalues", "", top, 2, names, penalties, off),
         Group("Density of all eigenvalues", smooth, density, 2, names, penalties, off),
         Group("Loss landscapes", around, landscapes, 2),
+        Group("The theory, evaluated", tables=[hessian.theory(theorems)]),
     ]
     folded = [
         claims.losses(measured),

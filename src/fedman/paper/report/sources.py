@@ -1,4 +1,4 @@
-"""Everything a report is made from, found in one folder: results, run folders, flatness, measured costs."""
+"""Everything a report is made from, found in one folder: results, run folders, flatness, measured costs, the theory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ class StepCost(TypedDict):
     ratio: float  # to the plain step of the same measurement
 
 
+class Theorems(TypedDict):
+    """The paper's statements as a table, as `fedman flatness --theory` writes it."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
 @dataclass(frozen=True)
 class Sources:
     """What was found. `notes` tell a reader what was left out; `unchecked` is what has no checksums."""
@@ -32,12 +39,14 @@ class Sources:
     rows: list[ResultRow]
     flatness: list[FlatnessRecord]
     costs: list[StepCost]
+    theorems: list[Theorems]
     notes: list[str]
     unchecked: list[Path]
 
 
 def find(place: Path) -> Sources:
-    """Read a results file, or a folder with results files (*.jsonl), run folders, flatness.json and cost.json in it.
+    """Read a results file, or a folder with results files (*.jsonl), run folders and measurements (flatness.json,
+    cost.json, theory.json) in it.
 
     Of two results of one configuration the first file's is taken, and a note says so.
     """
@@ -48,12 +57,13 @@ def find(place: Path) -> Sources:
     parts.append((place, results.collect(place)))
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
+    theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
     rows, notes = _without_duplicates(parts)
     if not rows and not measured:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
     unchecked = [path for source in {place: None, **dict.fromkeys(files)} for path in results.unchecked(source)]
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
-    return Sources(rows, list(measured.values()), costs, notes, unchecked)
+    return Sources(rows, list(measured.values()), costs, theorems, notes, unchecked)
 
 
 def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list[ResultRow], list[str]]:
@@ -71,6 +81,17 @@ def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list
 
 def _costs(path: Path) -> list[StepCost]:
     return records.read(_Costs, path)["steps"]
+
+
+def _theorems(path: Path) -> Theorems:
+    found = records.read(_Theory, path)["theorems"]
+    if any(len(row) != len(found["header"]) for row in found["rows"]):
+        raise UserError(f"{path}: theorems must have as many cells in every row as in the header")
+    return found
+
+
+class _Theory(TypedDict):
+    theorems: Theorems
 
 
 class _Costs(TypedDict):
