@@ -66,7 +66,7 @@ def find(place: Path) -> Sources:
     of_field = FieldSources(
         _without_duplicates([part for part in parts if _of_field(part[0])])[0],
         [record for path, record in measured.items() if _of_field(path)],
-        [tune.read(path) for path in sorted(place.rglob("*tune*.json")) if _of_field(path)],
+        [tune.read(path) for path in sorted(place.rglob(f"*{tune.NAME}")) if _of_field(path)],
     )
     if not rows and not measured and not of_field.rows and not of_field.tunings:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
