@@ -17,7 +17,13 @@ from tests.cli.command_line import main_ok, refused
 from tests.federations import SMALL
 
 DIGITS = {("digits", None): fedman.data.load("digits")}
-KEYS = {**{k: str(v) for k, v in SMALL.items()}, "rounds": "4", "validation": "0.1", "precision": "fp32"}
+KEYS = {
+    **{k: str(v) for k, v in SMALL.items()},
+    "rounds": "4",
+    "validation": "0.1",
+    "precision": "fp32",
+    "eval_every": "3",
+}
 FOUR = {**KEYS, "algorithm": "feddyn", "lr": "0.001,0.03,0.1,1e9", "seed": "0,1"}
 
 
@@ -43,7 +49,7 @@ def play(plan, out, kill_after=math.inf):
 
 
 def timeless(out):
-    found = tune.read(out)
+    found = tune.read(out / "tune.json")
     return [{k: v for k, v in tried.items() if k != "seconds"} for tried in found["settings"]]
 
 
@@ -58,7 +64,7 @@ def test_the_worse_half_stops_and_nothing_is_played_twice(tuned):
     _, out, rounds = tuned
     assert len(rounds) == len({*rounds})
     reached = {name: max(t for n, t in rounds if n == name) for name, _ in rounds}
-    settings = tune.read(out)["settings"]
+    settings = tune.read(out / "tune.json")["settings"]
     by_lr = {s["varied"]["lr"]: s for s in settings}
     assert sorted(by_lr) == [0.001, 0.03, 0.1, 1e9]
     score = {lr: by_lr[lr]["scores"] for lr in by_lr}
@@ -81,7 +87,7 @@ def test_the_worse_half_stops_and_nothing_is_played_twice(tuned):
 
 def test_scores_are_means_over_seeds_of_the_round(tuned):
     _, out, _ = tuned
-    for tried in tune.read(out)["settings"]:
+    for tried in tune.read(out / "tune.json")["settings"]:
         for rung, value in tried["scores"].items():
             if value is not None:
                 runs = [RunFolder(out / f"lr{tried['varied']['lr']}-seed{seed}").read_rounds() for seed in (0, 1)]
@@ -90,7 +96,7 @@ def test_scores_are_means_over_seeds_of_the_round(tuned):
 
 def test_going_on_from_a_rung_ends_as_playing_through(tuned, tmp_path):
     _, out, _ = tuned
-    (best,) = tune.choices(tune.read(out), out)
+    (best,) = tune.choices(tune.read(out / "tune.json"), out)
     whole = fedman.run(**{**best["config"], "seed": 0}, out=tmp_path / "whole", device="cpu")
     parts = RunFolder(out / f"lr{best['varied']['lr']}-seed0").read_rounds()
     assert [r["accuracy"] for r in parts if r["round"] == 4] == [whole.rounds[-1]["accuracy"]]
@@ -113,9 +119,10 @@ def test_a_killed_tuning_goes_on_and_chooses_the_same(tuned, tmp_path, after):
 def test_the_choice_as_a_file_a_sweep_and_a_table(tuned, capsys):
     plan, out, _ = tuned
     tune.write(plan, out)
-    (best,) = tune.choices(tune.read(out), out)
+    (best,) = tune.choices(tune.read(out / "tune.json"), out)
     config = resolve(fedman.config.read_toml(out / "best.toml"))
     assert (config.lr, config.validation, config.rounds) == (best["varied"]["lr"], 0.0, 4)
+    assert config.eval_every == 1
     main_ok(["tune", "--best", "--out", str(out)])
     assert capsys.readouterr().out == f"fedman run --config {out / 'best.toml'}\n"
     grid = cells({"seed": "0,1,2", "partition": "iid,dir0.3"}, tune.chosen_sweep(out))
@@ -124,7 +131,9 @@ def test_the_choice_as_a_file_a_sweep_and_a_table(tuned, capsys):
     assert [c.config for c in cells({}, tune.chosen_sweep(out / "tune.json"))] == [
         c.config for c in cells({"seed": "0,1"}, tune.chosen_sweep(out))
     ]
-    table = tune.table(tune.read(out))
+    several = cells({"seed": "0"}, tune.chosen_sweep(out.parent))  # all that lie in a folder
+    assert [c.config for c in several] == [grid[1].config]
+    table = tune.table(tune.read(out / "tune.json"))
     assert table.title == "validation accuracy of the mean of all clients, %"
     assert table.header == ["lr", "round 1", "round 2", "round 4", "s", "chosen"]
     assert [row[-1] for row in table.rows] == ["●", "", "", ""]
@@ -205,6 +214,7 @@ def test_bad_files_are_refused(tuned, tmp_path, capsys):
     ):
         (tmp_path / "tune.json").write_text(content)
         assert message in refused(capsys, ["sweep", "--tuned", str(tmp_path), "seed=0"])
+    assert "no tune.json here" in refused(capsys, ["sweep", "--tuned", str(out / "lr0.1-seed0")])
     told = refused(capsys, ["sweep", "--tuned", str(out), "--preset", "digits"])
     assert "holds whole settings; leave out --preset digits" in told
 

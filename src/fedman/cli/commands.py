@@ -119,7 +119,7 @@ def sweep(
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="the I-th of N shares, for arrays of jobs")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
     tuned: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="the settings that `fedman tune` chose: its folder or tune.json")
+        Path | None, typer.Option(metavar="PATH", help="the settings that `fedman tune` chose: folders, or tune.json")
     ] = None,
 ) -> None:
     """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
@@ -336,9 +336,9 @@ def write_tables(tables: Sequence[Table], out: Path) -> None:
 
 def print_best(out: Path) -> None:
     """The commands that play what a tuning has chosen."""
-    from fedman.runs.tune import choices, file_of, read
+    from fedman.runs.tune import NAME, choices, file_of, read
 
-    found = read(out)
+    found = read(out / NAME)
     for choice in choices(found, out):
         typer.echo(f"fedman run --config {shlex.quote(str(out / file_of(choice, found)))}")
 

@@ -13,6 +13,7 @@ from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
 from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import (
     ResultRow,
+    Settings,
     axes,
     check_row,
     content,
@@ -128,7 +129,12 @@ def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False
 
 def identity(row: ResultRow) -> str:
     """What decides a run's result, as a text."""
-    return json.dumps(decisive(row["config"]), sort_keys=True)
+    return settings_identity(row["config"])
+
+
+def settings_identity(settings: Settings) -> str:
+    """The same of a configuration."""
+    return json.dumps(decisive(settings), sort_keys=True)
 
 
 def outcome(row: ResultRow) -> str:

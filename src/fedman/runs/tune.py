@@ -236,8 +236,7 @@ def write(plan: Plan, out: Path) -> Tuning:
 
 
 def read(path: Path) -> Tuning:
-    """The `tune.json` in a folder, or a copy of one."""
-    path = path / NAME if path.is_dir() else path
+    """A `tune.json`."""
     value = parse(records.content(path), str(path))
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UserError(f"{path}: not a tuning in format {FORMAT}")
@@ -252,10 +251,18 @@ def choices(found: Tuning, where: Path) -> list[Tried]:
     return chosen
 
 
+def find(path: Path) -> list[Path]:
+    """A file, or all in a folder and below that are called `tune.json` or NAME-tune.json."""
+    found = sorted(path.rglob(f"*{NAME}")) if path.is_dir() else [path]
+    if not found:
+        raise UserError(f"{path}: no {NAME} here")
+    return found
+
+
 def chosen_sweep(path: Path) -> Sweep:
-    """The chosen settings as a sweep: on all training samples, evaluated on the test set."""
+    """The chosen settings of tunings as a sweep: on all training samples, evaluated on the test set."""
     grids = []
-    for choice in choices(read(path), path):
+    for choice in (choice for file in find(path) for choice in choices(read(file), file)):
         axes = {key: (_text(value),) for key, value in choice["varied"].items()}
         kept = {key: value for key, value in run_settings(choice).items() if key not in axes}
         grids.append(Grid(Preset(kept), {**axes, "seed": tuple(map(str, choice["seeds"]))}))
@@ -263,8 +270,9 @@ def chosen_sweep(path: Path) -> Sweep:
 
 
 def run_settings(choice: Tried) -> Settings:
-    """The keys of a run with a chosen setting on all training samples."""
-    return {key: value for key, value in choice["config"].items() if key != "validation"}
+    """The keys of a run with a chosen setting on all training samples, evaluated as often as any other run."""
+    own = ("validation", "eval_every", "eval_others_every")
+    return {key: value for key, value in choice["config"].items() if key not in own}
 
 
 def file_of(choice: Tried, found: Tuning) -> str:

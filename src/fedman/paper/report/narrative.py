@@ -247,12 +247,12 @@ def _order(data: Comparison) -> list[str]:
             if cell.target and not math.isnan(cell.series.mean)
         ]
         if len(both) == 2 * len(METHODS):
-            ours, theirs = (_ranks(values) for values in zip(*both, strict=True))
+            ours, theirs = (ranks(values) for values in zip(*both, strict=True))
             found.append(f"{np.corrcoef(ours, theirs)[0, 1]:.2f} ({paper.partition_title(partition)})")
     return [f"Rank correlation of the twelve methods with the paper's order: {', '.join(found)}."] if found else []
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
+def ranks(values: Sequence[float]) -> np.ndarray:
     """Ranks, ties sharing their mean: Spearman's coefficient is the correlation of these."""
     v = np.asarray(values)
     return np.array([(v < x).sum() + ((v == x).sum() + 1) / 2 for x in v])

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
-from fedman.paper.report import claims, cost, curves, hessian, narrative, partitions, spectra, tables
+from fedman.paper.report import claims, cost, curves, field, hessian, narrative, partitions, spectra, tables
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
 from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
@@ -74,10 +74,16 @@ class Report:
         return [*shown, *(t for s in self.sections for t in s.folded), *self.extra]
 
     @property
-    def summary(self) -> str:
-        """The sentences of the first section as Markdown; beside the paper's data sets others are left out."""
-        briefs = [(name, sentences) for name, sentences in self.sections[0].briefs if name not in self.aside]
-        return "\n".join(f"**{name}.** {' '.join(sentences)}\n" for name, sentences in briefs)
+    def summaries(self) -> dict[str, str]:
+        """The sentences of the sections that have some, as Markdown, by the names of their files; beside the paper's
+        data sets others are left out."""
+        return {
+            s.id if s.id == "summary" else f"{s.id}-summary": "\n".join(
+                f"**{name}.** {' '.join(sentences)}\n" for name, sentences in s.briefs if name not in self.aside
+            )
+            for s in self.sections
+            if s.briefs
+        }
 
 
 def compose(found: Sources) -> Report:
@@ -85,16 +91,21 @@ def compose(found: Sources) -> Report:
     all_series = series(found.rows)
     measured = hessian.merge(found.flatness)
     compared = comparisons(all_series)
+    the_field = field.field(found.field, found.rows)
     sections = [
         _summary(compared, measured, found.notes),
         *(_dataset(data) for data in compared if data.cells),
+        *([_field(the_field)] if the_field else []),
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
         _flatness(found.flatness, measured, found.theorems),
         _cost(compared, all_series, found.costs),
         Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
-    known: list[Setting] = [*all_series, *measured]
+    of_field = (
+        [cell.series for data in (the_field.tuned, the_field.default) for cell in data.cells] if the_field else []
+    )
+    known: list[Setting] = [*all_series, *measured, *of_field]
     title, lead, aside = "Federated runs, measured", _lead(penalties_of(known)), []
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
@@ -184,6 +195,23 @@ def _dataset(data: Comparison) -> Section:
         Group("Partitions", held, partitions.pictures(data), columns),
     ]
     return Section(data.name, data.title, groups=groups, narrow=columns == 1)
+
+
+def _field(data: field.Field) -> Section:
+    shown = data.tuned if data.tuned.cells else data.default
+    columns = min(len(shown.partitions), 3)
+    names, penalties = _buttons(cell.series.algorithm for cell in shown.cells), _penalty_buttons(shown.penalties)
+    off = [name for name, _ in names[3:]]
+    dots = "A dot for each model; open: plain, full: with MAN."
+    groups = [
+        Group(tables=[field.ranking(data)]),
+        *([_overview(shown, columns)] if shown.cells else []),
+        Group("Convergence", "", curves.convergence(shown), columns, names, penalties, off),
+        Group(tables=[field.gains(data), field.partitions(data), field.penalties(data)]),
+        Group("Flatness and accuracy", dots, field.scatter(data), 3, tables=[field.correlations(data)]),
+    ]
+    briefs = [("What follows", field.sentences(data))]
+    return Section("field", "The field after the paper", briefs, groups, [field.tried(data)])
 
 
 def _overview(data: Comparison, columns: int) -> Group:

@@ -210,12 +210,12 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
     headlines = _headlines(rows)
     configs: dict[tuple[str, str, Headline], list[Settings]] = {}
     for row, compared in zip(rows, headlines, strict=True):
-        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(_said(row["config"]))
+        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(said(row["config"]))
     usual = {key: _most_frequent(members) for key, members in configs.items()}
     frequency = Counter(map(_precision, rows))
     groups: dict[tuple[Setting, Headline], dict[str, dict[int, ResultRow]]] = {}
     for row, compared in zip(rows, headlines, strict=True):
-        a, config = axes(row), _said(row["config"])
+        a, config = axes(row), said(row["config"])
         known = usual[a["dataset"], a["algorithm"], compared]
         changes = _changes(config, known | (_papers(config) if compared == Headline() else {}))
         setting = Setting(a["dataset"], a["partition"], a["algorithm"], penalty_of(config), a["zeta"], changes)
@@ -282,7 +282,7 @@ def _most_frequent(configs: Sequence[Settings]) -> Settings:
     return found
 
 
-def _said(config: Settings) -> Settings:
+def said(config: Settings) -> Settings:
     """A configuration with the values that it leaves out, those that older ones do not have."""
     return {**UNSAID, **config}
 
@@ -294,7 +294,7 @@ def _papers(config: Settings) -> Settings:
         keys.pop("algorithm", None)  # the name of a module, which is not imported
     try:
         name = str(config.get("dataset"))
-        return _said(resolve(keys, PRESETS[f"{name}-dir0.3"]).flat()) if name in paper.TABLES else {}
+        return said(resolve(keys, PRESETS[f"{name}-dir0.3"]).flat()) if name in paper.TABLES else {}
     except UserError:
         return {}  # a results file of another version of the program
 
