@@ -15,7 +15,7 @@ from fedman.errors import Diverged
 from fedman.execution.choice import choose
 from fedman.execution.executor import Executor
 from fedman.models.mlp import MLP
-from fedman.models.parameters import flatten
+from fedman.models.parameters import flatten, flatten_buffers
 from fedman.optimizers import SGD
 from fedman.penalties import MAN
 from fedman.runs.build import build, relative_sizes
@@ -93,6 +93,7 @@ def simulation(
         samples=data,
         training=training,
         initial=flatten(model).to(device, dtype),
+        initial_buffers=flatten_buffers(model).to(device, dtype) if made.buffers.names else None,
         is_weight=made.parameters.is_weight().to(device),
         relative_size=relative_sizes(data.sizes(range(len(data.parts)))),
         ids=range(len(data.parts)),

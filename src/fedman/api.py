@@ -28,7 +28,7 @@ from fedman.runs.records import Progress
 from fedman.runs.result import Result
 from fedman.tasks import TASKS, Task
 from fedman.training.attacks import ATTACKS, Attack
-from fedman.training.settings import LrSchedule
+from fedman.training.settings import BatchNorm, LrSchedule
 
 NOT_YET = "custom-" + 12 * "0"
 """The name of a partition that was given in Python, until its parts are known."""
@@ -61,6 +61,7 @@ def run(
     batch_size: int | None = None,
     optimizer: str | LocalOptimizer | None = None,
     keep_optimizer: bool | None = None,
+    batch_norm: BatchNorm | None = None,
     lr: float | None = None,
     lr_schedule: LrSchedule | None = None,
     warmup: int | None = None,

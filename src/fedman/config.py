@@ -26,7 +26,7 @@ from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Classification, Task
 from fedman.training.attacks import ATTACKS, Attack
-from fedman.training.settings import LrSchedule, Training
+from fedman.training.settings import BatchNorm, LrSchedule, Training
 
 if TYPE_CHECKING:
     from fedman.data import Dataset
@@ -57,6 +57,7 @@ UNSAID = {
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
     "log": "",
+    "batch_norm": TRAINING.batch_norm,
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
@@ -117,6 +118,9 @@ class Config(BaseModel):
     batch_size: Count = Field(TRAINING.batch_size, description="B, samples a local step")
     optimizer: str = Field(next(iter(OPTIMIZERS)), description="local optimiser by name, or module:Name")
     keep_optimizer: bool = Field(TRAINING.keep_optimizer, description="clients keep the optimiser's state over rounds")
+    batch_norm: BatchNorm = Field(
+        TRAINING.batch_norm, description="batch-norm layers: average them, or local, each client its own (FedBN)"
+    )
     lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
     lr_schedule: LrSchedule = Field(
         TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine"

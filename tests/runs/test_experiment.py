@@ -19,6 +19,7 @@ from faults.runs import fingerprint
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
+from fedman.execution.base import Batch
 from fedman.execution.device import pick_precision
 from fedman.execution.vmapped import Vmapped
 from fedman.models import build
@@ -323,5 +324,5 @@ def test_tiny_code_variant_is_the_authors_term():
     model(x[0])
     a1, a2, _, a4, a5 = maps
     want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
-    terms = stacked.penalty_terms(flatten(model)[None], x, y, None)
+    terms = stacked.penalty_terms(flatten(model)[None], Batch(x, y))
     torch.testing.assert_close(sum(terms.values())[0], want)

@@ -10,16 +10,15 @@ from torch import nn
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.backends.in_process import STEP, default_chunk
 from fedman.data.augment import PAD, Windows, gather, normalise
-from fedman.errors import Diverged, UserError
+from fedman.errors import Diverged
 from fedman.execution.executor import Stopped
-from fedman.execution.vmapped import Vmapped
 from fedman.models import build
 from fedman.training.aggregate import weighted_sum
 from fedman.training.batches import Samples
 from fedman.training.randomness import plan
 from fedman.training.settings import Training
 from tests.cases import CASES
-from tests.federations import COHORTS, PENALTY, TASK, TRAINING, Loop, network, play, samples, simulation, together
+from tests.federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
 
 CPU = torch.device("cpu")
 
@@ -226,19 +225,6 @@ def test_default_chunk():
     assert default_chunk(200_000, CPU) == 1
     assert default_chunk(1_000, CPU) > 1
     assert default_chunk(200_000, torch.device("cuda")) > 1
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, whose batch statistics"),
-        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)), "1 is a Dropout with p=0.5"),
-        (nn.Sequential(nn.ReLU()), "Sequential has no parameters to train"),
-    ],
-)
-def test_models_that_cannot_be_federated_are_refused(model, message):
-    with pytest.raises(UserError, match=message):
-        Vmapped(model, TASK, PENALTY)
 
 
 def test_float32_follows_float64():

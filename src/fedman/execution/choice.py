@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import is_recurrent
 from fedman.execution.stacked_kernels import StackedKernels
@@ -54,7 +54,7 @@ def _refused(execution: Execution, example: tuple[Tensor, Tensor]) -> str | None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of slow batching rules
-            execution.gradient(w.expand(2, -1), execution.prepare(x), y, None, 1.0)
+            execution.gradient(w.expand(2, -1), Batch(execution.prepare(x), y), 1.0)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return " ".join(str(error).split())[:160]
     return None

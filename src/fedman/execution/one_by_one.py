@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
 
 
 class OneByOne(Execution):
@@ -15,7 +13,7 @@ class OneByOne(Execution):
 
     stacks = False
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        rows = [self._loss(W[i], x[i], y[i], None if weight is None else weight[i], penalised) for i in range(len(W))]
-        losses, terms = zip(*rows, strict=True)
-        return torch.stack(losses), torch.stack(terms)
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [self._loss(W[i], batch.row(i), penalised) for i in range(len(W))]
+        losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
+        return losses, terms, buffers

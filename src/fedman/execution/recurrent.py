@@ -33,14 +33,13 @@ def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
     """What `layer(x, hx)` returns."""
     if not isinstance(x, Tensor):
         raise NotImplementedError("packed sequences cannot be stacked")
-    if layer.dropout and layer.training:
-        raise NotImplementedError("dropout between recurrent layers cannot be stacked")
     single = x.ndim == 2
     x = x.unsqueeze(0 if layer.batch_first else 1) if single else x
     x = x.transpose(0, 1) if layer.batch_first else x  # [T, B, features]
     starts = _starts(layer, x, hx, single)
     ends: list[States] = []
     for depth in range(layer.num_layers):
+        x = _dropped(layer, x) if depth else x
         ways = []
         for way in range(2 if layer.bidirectional else 1):
             weights = _weights(layer, f"l{depth}{'_reverse' if way else ''}")
@@ -53,6 +52,12 @@ def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
     if single:
         out, last = out.squeeze(0 if layer.batch_first else 1), [each.squeeze(1) for each in last]
     return out, tuple(last) if len(last) > 1 else last[0]
+
+
+def _dropped(layer: nn.RNNBase, x: Tensor) -> Tensor:
+    """The input `[T, B, features]` of a layer above another, dropped as one of the layer's own shape is."""
+    order = (0, 1) if layer.batch_first else (0, 0)
+    return nn.functional.dropout(x.transpose(*order), layer.dropout, layer.training).transpose(*order)
 
 
 def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Tensor]) -> tuple[Tensor, States]:

@@ -17,6 +17,7 @@ from fedman.config import CUSTOM, PARTS, UNSAID, Config
 from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
+from fedman.execution.base import Batch
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
@@ -70,7 +71,7 @@ def serve(
         stack.enter_context(matmul_precision(built.precision))
         (federation,) = built.federations
         uploads = Path(out) / "uploads"
-        store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
+        store = AcceptedUploads(federation.initial_model, uploads if service.keep_last else None)
         keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
         sizes = federation.samples.sizes(range(config.clients))
         bound = store.keys if service.bind_keys else {}
@@ -119,5 +120,5 @@ def _terms(built: Built) -> list[str]:
     (federation,), execution = built.federations, built.executor.execution
     x, y = federation.samples.test(0, 1, federation.dtype)
     if not execution.terms:
-        execution.penalty_terms(federation.initial[None], x[None], y[None], None)
+        execution.penalty_terms(federation.initial[None], Batch(x[None], y[None]))
     return execution.terms

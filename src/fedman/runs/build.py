@@ -21,11 +21,11 @@ from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
 from fedman.models import takes_ids
-from fedman.models.parameters import ParameterLayout, flatten
+from fedman.models.parameters import ParameterLayout, batch_norm_entries, flatten, flatten_buffers
 from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
-from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit
+from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit, warn_of_single_samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
 from fedman.training.settings import Training
@@ -85,11 +85,16 @@ def build(
     precision = pick_precision(first.precision, device, is_large(layout.size))
     dtype = torch.float64 if precision == "fp64" else torch.float32
     check_fit(task, data, models[0], samples)
+    local = batch_norm_entries(models[0]).to(where) if first.batch_norm == "local" else None
+    if local is not None and not local.any():
+        raise UserError(f"batch_norm: local, but {type(models[0]).__name__} has no batch-norm layer; use average")
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
     aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
     attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
     owned = [replace(samples, parts=[torch.as_tensor(part, device=device) for part in each]) for each in split]
     owned = [relabelled(attack, who, each, data.classes) for who, each in zip(attackers, owned, strict=True)]
+    for each in owned:
+        warn_of_single_samples(models[0], each, first.batch_size)
     chunk = first.chunk or default_chunk(layout.size, where)
     execution = choose(
         models[0],
@@ -113,9 +118,11 @@ def build(
             samples=own,
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),
+            initial_buffers=flatten_buffers(start).to(where, dtype) if execution.buffers.names else None,
             is_weight=layout.is_weight().to(where),
             relative_size=relative_sizes([len(p) for p in own.parts]),
             ids=range(len(own.parts)),
+            own=local,
             longest=longest,
             image_layout=execution.image_layout,
             fused=execution.fused,

@@ -305,10 +305,8 @@ class Run:
             summary["stacked"] = self.stacked
         if extended := [record["round"] - 1 for record in self.records if "extended_from" in record]:
             summary["extended"] = extended
-        models = {
-            name: {k: v.cpu().clone() for k, v in self.built.executor.execution.parameters.unflatten(w).items()}
-            for name, w in self.federation.models(self.state).items()
-        }
+        execution = self.built.executor.execution
+        models = {name: execution.state_dict(w) for name, w in self.federation.models(self.state).items()}
         if self.folder:
             self.folder.write_models(models)
             if self.config.keep_state:

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from fedman.data.augment import PAD, Windows, affine, channels_first, gather, normalise
 from fedman.data.images import holds_images, sample_shape
-from fedman.execution.base import ImageLayout
+from fedman.execution.base import Batch, ImageLayout
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
-
-Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs and targets `[S, B, ...]`, and the samples' shares in their batch's mean (None: equal)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Batches:
         self.steps = plan.sample.shape[1]
         index = samples.table[clients, : plan.longest]
         index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
-        tensors = {"index": index, "sample": plan.sample, "window": plan.window}
+        tensors = {"index": index, "sample": plan.sample, "window": plan.window, "key": plan.key}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
         if min(plan.steps) < self.steps:
@@ -131,7 +128,8 @@ class Batches:
             n = self.counts[0][j]
             sample, window, weight = sample[:, :n], window[:, :, :n], None
         where = self.tensors["index"].gather(1, sample)
-        return self._inputs(sample, where, window), self.samples.y[where], weight
+        key = _at(self.tensors["key"], 1, j)
+        return Batch(self._inputs(sample, where, window), self.samples.y[where], weight, key)
 
     def _prepared(self, j: int | Tensor, layout: ImageLayout) -> Batch:
         from fedman.kernels.gather import gather as prepared
@@ -141,7 +139,7 @@ class Batches:
         scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
         plan = now["index"], now["sample"], now["window"]
         x, y = prepared(data.x, data.y, *plan, step, scale_shift, PAD if data.augment else None, *layout)
-        return x, y, _at(now["weight"], 1, j) if "weight" in now else None
+        return Batch(x, y, _at(now["weight"], 1, j) if "weight" in now else None)
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
         data = self.samples

@@ -11,22 +11,29 @@ from torch import Tensor
 
 from fedman.algorithms import State
 from fedman.execution.transfer import send
+from fedman.training.settings import BUFFERS
 
 Notes = dict[str, str | dict[str, list[int | str]]]
 """What a client store keeps beside tensors, fit for JSON."""
 
 
+def joined(vectors: State) -> Tensor:
+    """A model as it is stored and evaluated, `[..., P + Q]`: its parameters "w", then its buffers, if it has any."""
+    return torch.cat([vectors["w"], vectors[BUFFERS]], -1) if BUFFERS in vectors else vectors["w"]
+
+
 class ClientStore(Protocol):
-    """What is kept of the clients between rounds."""
+    """What is kept of the clients between rounds. Models are `[P + Q]`: see `joined`."""
 
     def uploads(self, ids: Sequence[int]) -> Tensor | None:
-        """What these clients have uploaded last, `[S, P]` on the device of the model; None if that is not kept here."""
+        """The models that these clients have uploaded last, `[S, P + Q]` on the device of the model; None if they are
+        not kept here."""
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
         """What these clients remember, `[S, P]` each on the device of the model; nothing if they keep it themselves."""
 
     def save(self, t: int, ids: Sequence[int], w: Tensor, memory: State) -> None:
-        """After round t: these clients' uploads `[S, P]` and new memories."""
+        """After round t: the models `[S, P + Q]` that these clients have uploaded, and their new memories."""
 
     def tensors(self, seen: Sequence[int]) -> dict[str, Tensor]:
         """What a checkpoint holds of the clients that have taken part."""
@@ -43,15 +50,17 @@ class RunState:
     """The state of a run between rounds: all that a checkpoint must hold."""
 
     round: int  # rounds done
-    server: dict[str, Tensor]  # [P] each
+    server: dict[str, Tensor]  # [P] each, and the buffers [Q] that clients start from
     clients: ClientStore
-    sel: Tensor  # [P], the mean upload of the last round
-    total: Tensor | None  # [P] in float64: the sum of everyone's last upload, weighted as uploads are; None: not kept
+    sel: Tensor  # [P + Q], the mean upload of the last round
+    total: (
+        Tensor | None
+    )  # [P + Q] in float64: the sum of everyone's last upload, weighted as uploads are; None: not kept
     seen: list[bool]  # [N], who has taken part
 
 
 class ClientTables:
-    """A row for every client, in tables `[N, P]`: its last upload, and its memory.
+    """A row for every client, in tables: its last upload, and its memory.
 
     The tables lie beside the model, or in the host's memory if they would fill most of a GPU's.
     """

@@ -112,7 +112,7 @@ class Series(Setting):
 
     def part(self, kind: str) -> str:
         """The name of one of its parts, such as the attack."""
-        return str(_said(self.runs[0]["config"])[kind])
+        return str(said(self.runs[0]["config"])[kind])
 
     @property
     def clients(self) -> list[Spread]:
