@@ -74,6 +74,8 @@ def run(
     eval_every: int | None = None,
     eval_others_every: int | None = None,
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] | None = None,
+    execution: Literal["auto", "kernels", "vmap", "branches", "plain"] | None = None,
+    deterministic: bool | None = None,
     chunk: int | None = None,
     checkpoint_seconds: float | None = None,
     keep_state: bool | None = None,

@@ -57,6 +57,8 @@ UNSAID = {
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
     "log": "",
+    "execution": "auto",
+    "deterministic": True,
     "batch_norm": TRAINING.batch_norm,
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
@@ -143,6 +145,10 @@ class Config(BaseModel):
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field(
         "auto", description="of products; auto: bf16 on CUDA, and for a large model on a CPU that has it; else fp32"
     )
+    execution: Literal["auto", "kernels", "vmap", "branches", "plain"] = Field(
+        "auto", description="how several clients are computed at once; auto: the fastest that serves the model"
+    )
+    deterministic: bool = Field(True, description="same seed, same bits on one GPU; false: the fastest kernels")
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
     keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")

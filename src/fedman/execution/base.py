@@ -47,7 +47,8 @@ class Execution(ABC):
     """A model, its task and its penalty as functions of flat weights. Not safe to share between threads: take a `copy`
     for each."""
 
-    stacks: ClassVar[bool] = True  # whether clients worked on together cost less than one after the other
+    title: str  # what a summary calls it
+    stacks: ClassVar[bool] = True  # whether on a CPU clients together cost less than one after the other
     image_layout: ImageLayout | None = None
     fused: Fused | None = None  # kernels for the steps of an algorithm
 

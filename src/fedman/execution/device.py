@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -58,6 +60,29 @@ def matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, conv.allow_tf32 = before
+
+
+@contextmanager
+def determinism(enabled: bool, device: str) -> Iterator[None]:
+    """On a GPU, for the time of a run: the same operations give the same bits, or the fastest kernels are used.
+
+    Operations that have no deterministic kernel run all the same, with PyTorch's warning. On a CPU they all have one.
+    """
+    if device != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    conv = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory
+    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(enabled, warn_only=True)
+    conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = enabled, not enabled, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+        conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = before
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from fedman.execution.base import Batch, Execution
 class OneByOne(Execution):
     """The module called once for every row. On a CPU this is faster than stacking, but for very small models."""
 
+    title = "plain"
     stacks = False
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:

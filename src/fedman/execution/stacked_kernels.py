@@ -22,6 +22,8 @@ SAMPLES = 500  # of a test set for each copy of the model: the kernels want seve
 class StackedKernels(Execution):
     """Losses and gradients of all rows in a few launches; MAN's terms are found on the way, whether used or not."""
 
+    title = "kernels"
+
     def __init__(
         self,
         model: nn.Module,

@@ -20,6 +20,7 @@ class Vmapped(OneByOne):
     stacked.
     """
 
+    title = "vmap"
     stacks = True
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:

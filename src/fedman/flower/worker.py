@@ -16,7 +16,7 @@ from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import UserError
-from fedman.execution.device import matmul_precision, one_thread_each, pick_device
+from fedman.execution.device import determinism, matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
@@ -51,7 +51,7 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
     kept = memory.load(order.accepted, federation.memory) if federation.memory and order.accepted >= 0 else {}
     remembered = {name: kept.get(name, start).to(w.device)[None] for name, start in federation.memory.items()}
 
-    with one_thread_each(federation.device), matmul_precision(built.precision):
+    with one_thread_each(w.device), matmul_precision(built.precision), determinism(True, w.device.type):
         round = Round(order.round, [order.client], federation.training.rate(order.round))
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
         result = run_local_steps(local, built.executor)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedman.algorithms import Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
 from fedman.data import Dataset, partition, validation
@@ -63,10 +64,12 @@ def build(
     stopping: threading.Event | None = None,
     model: nn.Module | None = None,
     parts: Sequence[np.ndarray] | None = None,
+    whole_run: bool = False,
 ) -> Built:
     """The runs of several configurations that are `stackable`, or of one.
 
     `model` replaces the configured one; `parts` are the clients' samples where they are not the configured partition.
+    `whole_run`: all rounds are to be played in this process, so that compiling can pay.
     """
     first, where = configs[0], torch.device(device)
     task = first.make_task()
@@ -105,6 +108,8 @@ def build(
         chunk,
         (samples.inputs(samples.x[:2], dtype), samples.y[:2]),
         samples.shape if samples.images else (),
+        first.execution,
+        sum(gradients(config, algorithms[0], len(samples.x)) for config in configs) if whole_run else 0,
     )
     if not execution.stacks and where.type == "cpu":
         chunk = 1
@@ -134,6 +139,13 @@ def build(
     ]
     evaluator = Evaluator(executor, samples, dtype, parts=data.test_parts)
     return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))
+
+
+def gradients(config: Config, algorithm: Algorithm, samples: int) -> int:
+    """About how many gradients of single clients a run computes."""
+    batches = max(1, round(samples / config.clients / config.batch_size))
+    steps = config.rounds * config.participation * config.clients * config.epochs * batches
+    return round(steps * algorithm.gradients_per_step)
 
 
 def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:

@@ -19,7 +19,8 @@ from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
 from fedman.errors import Diverged, Interrupted, StopRun, UserError
-from fedman.execution.device import device_name, matmul_precision, pick_device
+from fedman.execution.branches import COMPILED
+from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint
@@ -89,8 +90,11 @@ def run_stacked(
     for config in configs:
         require_packages(config.log)
     with ExitStack() as stack:
-        built = build(configs, data, device, model=model, parts=parts)
+        stack.enter_context(determinism(configs[0].deterministic, device))
+        built = build(configs, data, device, model=model, parts=parts, whole_run=True)
         stack.enter_context(matmul_precision(built.precision))
+        if built.executor.execution.title == COMPILED:
+            warn("compiling the model: 10 to 60 s before the first round, less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         runs = []
@@ -288,6 +292,7 @@ class Run:
             "seconds": round(self.spent, 3),
             "device": device_name(self.federation.device),
             "precision": self.built.precision,
+            "execution": self.built.executor.execution.title,
             "version": version(),
             "source": self.source,
             "torch": torch.__version__,

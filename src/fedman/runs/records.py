@@ -116,6 +116,7 @@ class Summary(TypedDict):
     seconds: Seconds
     device: str
     precision: str
+    execution: NotRequired[str]  # how several clients were computed at once
     version: str
     source: NotRequired[Source]  # not in files of earlier versions
     torch: str
@@ -249,6 +250,11 @@ def headline_of(ending: Ending) -> Headline:
         task = TASKS.built_in.get(str(ending["config"].get("task")))
         return Headline.of(task) if task else Headline()
     return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
+
+
+def used(summary: Summary) -> str:
+    """How several clients were computed at once, to go on a line; nothing where that is not recorded."""
+    return f", {summary['execution']}" if "execution" in summary else ""
 
 
 def figures(record: RoundRecord | Ending) -> dict[str, dict[str, float]]:

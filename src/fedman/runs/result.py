@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of
+from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of, used
 from fedman.trackers import numbers
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Result:
         rounds = _several(len(self.rounds), "round")
         if "stopped" in summary:
             rounds += f" of {settings['rounds']} (stopped: {summary['stopped']})"
-        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
+        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
         return "\n".join(
             [
                 f"{summary['method']} on {settings['dataset']}, {clients}, {rounds}",

@@ -34,7 +34,7 @@ from fedman.runs.text_tables import mean_std
 
 MAN = "man"  # the paper's penalty
 AXES = ("dataset", "partition", "algorithm", "penalty", "zeta", "seed")
-HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
+HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision", "execution", "deterministic")
 """Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
 UNEXPLAINED = "†"
 SLUG_BYTES = 60  # three of them and a few words are the name of a file
