@@ -22,11 +22,12 @@ from fedman.errors import Diverged, Interrupted, UserError
 from fedman.execution.device import device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
-from fedman.runs import checkpoint
+from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures
 from fedman.runs.result import Result
+from fedman.runs.row_file import RowFile
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.tensorboard import tensorboard
 from fedman.runs.version import version
@@ -85,7 +86,10 @@ def run_stacked(
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
             if folder and config.tensorboard:
                 say = stack.enter_context(tensorboard(folder, say))
-            runs.append(Run(config, federation, federation.start(), built, folder, resume, say, warn))
+            file = folder.checkpoint / row_file.NAME if folder else None
+            rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
+            rows.require_room(_participants(config), on_disk=config.keep_state)
+            runs.append(Run(config, federation, federation.start(rows), built, folder, resume, say, warn))
         return play(runs, built.in_process, caught)
 
 
@@ -282,6 +286,11 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
             else:
                 run.evaluate(outcome)
     return [run.end for run in runs if run.end is not None]
+
+
+def _participants(config: Config) -> float:
+    """How many clients will have taken part by the end, on average: N·(1 − (1 − participation)^T)."""
+    return config.clients * (1 - (1 - config.participation) ** config.rounds)
 
 
 def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:

@@ -17,11 +17,12 @@ from fedman.execution.transfer import send
 from fedman.optimizers import LocalOptimizer
 from fedman.training.attacks import Attack
 from fedman.training.batches import Batches, Samples
+from fedman.training.client_rows import ClientRows, RowDisk, as_row
 from fedman.training.local_steps import STATE, LocalResult, LocalWork
 from fedman.training.randomness import plan
 from fedman.training.round import Round
 from fedman.training.settings import Training
-from fedman.training.state import ClientStore, ClientTables, RunState
+from fedman.training.state import ClientStore, RunState
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,23 @@ class Federation:
             **{name: v for name, v in result.carried.items() if name in self.memory and name.startswith(STATE)},
         }, upload
 
+    @property
+    def first_row(self) -> dict[str, Tensor]:
+        """What is kept of a client that has not taken part yet."""
+        return as_row(self.initial, self.memory)
+
+    def rows(self, disk: RowDisk | None = None) -> ClientRows:
+        """What is kept of the clients before round 0; what does not fit into memory goes to `disk`."""
+        return ClientRows(self.first_row, len(self.share), disk)
+
     def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
-        """The state before round 0. `clients` replaces the tables of all clients; without `keep_all` the mean of all
-        clients' last models is not kept."""
+        """The state before round 0. `clients` is what is kept of them (None: rows in memory); without `keep_all` the
+        mean of all clients' last models is not kept."""
         w, models = self.initial, ("w", self.algorithm.cloud)
         return RunState(
             round=0,
             server={name: w.clone() if name in models else torch.zeros_like(w) for name in self.algorithm.server},
-            clients=clients or ClientTables(w, len(self.share), self.memory),
+            clients=clients or self.rows(),
             sel=w,
             total=w.double() * sum(self.share) if keep_all else None,
             seen=[False] * len(self.share),
@@ -99,8 +109,11 @@ class Federation:
         models = {"sel": state.sel, "cloud": state.server[self.algorithm.cloud]}
         if state.total is None:
             return models
-        shares = torch.tensor(self.share, dtype=torch.float64).sum().item()
-        return {"all": (state.total / shares).to(self.dtype), **models}
+        return {"all": (state.total / self._shares).to(self.dtype), **models}
+
+    @cached_property
+    def _shares(self) -> float:
+        return torch.tensor(self.share, dtype=torch.float64).sum().item()
 
     def draw(self, round: Round, clients: list[int]) -> Draw:
         """Batches, learning rate and sizes of a chunk of clients."""
@@ -116,7 +129,7 @@ class Federation:
             pad=PAD if self.samples.augment else 0,
             longest=self.longest,
         )
-        batches = Batches(self.samples, send(clients, device), drawn, self.dtype, self.image_layout)
+        batches = Batches(self.samples, clients, drawn, self.dtype, self.image_layout)
         return Draw(batches, self.local(round, clients, drawn.steps))
 
     def local(self, round: Round, clients: list[int], steps: Sequence[int]) -> Local:
