@@ -20,7 +20,19 @@ from pathlib import Path
 from faults.tally import Row, Tally
 
 SECTIONS = (
-    *("kill", "disk", "finished", "symlinks", "settings", "files", "injection", "numerics", "determinism", "supply"),
+    *(
+        "kill",
+        "disk",
+        "many",
+        "finished",
+        "symlinks",
+        "settings",
+        "files",
+        "injection",
+        "numerics",
+        "determinism",
+        "supply",
+    ),
     *("mutation", "replies", "nodes", "orphans"),
 )
 
