@@ -17,12 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedman.backends.in_process import InProcess
 from fedman.config import resolve
 from fedman.data import Dataset, partition
 from fedman.execution.device import matmul_precision
@@ -31,7 +33,7 @@ from fedman.runs.build import build
 from fedman.runs.row_file import RowFile
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.federation import Assignment, Federation
-from fedman.training.round import Schedule
+from fedman.training.round import Round, Schedule
 from fedman.training.state import RunState
 
 COLUMNS = {
@@ -92,20 +94,12 @@ def measure(clients: int, algorithm: str, options: argparse.Namespace) -> dict[s
         found["start GB"] = resident("VmHWM") - before
         schedule = Schedule(clients, config.participation, "fixed", 0)
 
-        def plan(federation: Federation, state: RunState, t: int) -> list[Assignment]:
-            return [Assignment(federation, state, schedule.round(t, federation.training))] if t < end else []
-
-        def play(state: RunState, t: int) -> None:
-            (outcome,) = collect(plan(federation, state, t), backend.train(plan(federation, state, t), []))
-            assert isinstance(outcome, Outcome)
-
-        end = options.rounds + 3
         fill(state, options.fill, options.cohort)
         rounds, saves = [], []
         with file, matmul_precision(built.precision):
             for t in range(options.rounds + 1):
                 with clock.running():
-                    play(state, t)
+                    play(federation, state, backend, schedule.round(t, federation.training))
                 rounds.append((clock.wall, clock.cpu))
                 if t in (0, options.rounds):  # the first also writes what `--fill` has left behind
                     with clock.running():
@@ -118,8 +112,10 @@ def measure(clients: int, algorithm: str, options: argparse.Namespace) -> dict[s
                 with clock.running():
                     other = federation.start(federation.rows(again))
                     checkpoint.restore(Path(folder), other, config.flat(), print)
-                play(state, options.rounds + 1)
-                play(other, options.rounds + 1)
+                few = replace(schedule.round(0, federation.training), number=state.round)
+                few = replace(few, cohort=few.cohort[:5])
+                for each in (state, other):
+                    play(federation, each, backend, few)
                 same = [torch.equal(state.server[name], v) for name, v in other.server.items()]
                 assert all([*same, torch.equal(state.sel, other.sel), state.seen == other.seen])
     walls, cpus = zip(*rounds[1:], strict=True)
@@ -129,6 +125,12 @@ def measure(clients: int, algorithm: str, options: argparse.Namespace) -> dict[s
     homes = [*((level.device.type, len(level.slots)) for level in state.clients.levels), ("disk", len(file.places))]
     found["rows"] = ", ".join(f"{count:,} {home}" for home, count in homes if count)
     return found
+
+
+def play(federation: Federation, state: RunState, backend: InProcess, round: Round) -> None:
+    now = [Assignment(federation, state, round)]
+    (outcome,) = collect(now, backend.train(now, []))
+    assert isinstance(outcome, Outcome)
 
 
 def fill(state: RunState, clients: int, cohort: int) -> None:

@@ -89,10 +89,10 @@ def test_without_a_disk_a_lack_of_memory_is_one_line(rooms):
     rooms(5)
     rows = ClientRows(START, CLIENTS)
     save(rows, [0, 1, 2, 3], new_rows([0, 1, 2, 3], random.Random(0)))
+    rooms(1)
     with pytest.raises(
-        UserError, match=r"^clients: the state of about 5 that take part, 72 bytes each, needs .* give a"
+        UserError, match=r"^clients: the state of about 5 that take part, 72 bytes each, .*; give a folder"
     ):
-        rooms(1)
         save(rows, [4], new_rows([4], random.Random(0)))
 
 
