@@ -18,7 +18,7 @@ from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
-from tests.federations import simulator
+from tests.federations import forget, simulator
 from tests.flower.local_grid import LocalGrid
 
 KEYS = {
@@ -255,8 +255,7 @@ def test_a_client_whose_memory_is_lost_starts_without_one_and_the_record_says_so
     state = machine.start()
     for t in range(5):
         if t == gone:
-            for rows in state.clients.memory.values():
-                rows[2] = 0
+            forget(state, [2])
         machine.round(state, [0, 1, 3, 4] if t == 2 and not retries else [0, 1, 2, 3, 4])
     for name in ("cloud", "all"):
         model = torch.cat([v.flatten() for v in there.models[name].values()])

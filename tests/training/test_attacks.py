@@ -109,7 +109,7 @@ def test_a_run_with_flipped_labels_is_the_run_on_such_data():
     data = load("digits")
     (federation,) = build_module.build([config], data, "cpu").federations
     assert len(federation.attackers) == 1
-    part = federation.samples.parts[next(iter(federation.attackers))].numpy()
+    part = federation.samples.parts[next(iter(federation.attackers))]
     y = data.y_train.copy()
     y[part] = 9 - y[part]
     attacked = experiment.run(config, device="cpu")

@@ -94,7 +94,7 @@ def build(
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
     aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
     attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
-    owned = [replace(samples, parts=[torch.as_tensor(part, device=device) for part in each]) for each in split]
+    owned = [replace(samples, parts=each) for each in split]
     owned = [relabelled(attack, who, each, data.classes) for who, each in zip(attackers, owned, strict=True)]
     for each in owned:
         warn_of_single_samples(models[0], each, first.batch_size)

@@ -23,7 +23,7 @@ from fedman.execution.branches import COMPILED
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
-from fedman.runs import checkpoint
+from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import (
@@ -38,6 +38,7 @@ from fedman.runs.records import (
     figures,
 )
 from fedman.runs.result import Result
+from fedman.runs.row_file import RowFile
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.version import source, version
 from fedman.trackers import Tracker, describe, open_trackers, require_packages
@@ -99,7 +100,10 @@ def run_stacked(
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
-            run = Run(config, federation, federation.start(), built, folder, resume, say, warn)
+            file = folder.checkpoint / row_file.NAME if folder else None
+            rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
+            rows.require_room(_participants(config), on_disk=config.keep_state)
+            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn)
             runs.append(stack.enter_context(run))
         return play(runs, built.in_process, caught)
 
@@ -355,6 +359,11 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
             else:
                 run.evaluate(outcome)
     return [run.end for run in runs if run.end is not None]
+
+
+def _participants(config: Config) -> float:
+    """How many clients will have taken part by the end, on average: N·(1 − (1 − participation)^T)."""
+    return config.clients * (1 - (1 - config.participation) ** config.rounds)
 
 
 def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
