@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -110,7 +111,7 @@ class Run:
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
-        self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
+        self.pending: tuple[Outcome, dict[str, Fetched], Fetched | None] | None = None  # a round not recorded yet
         self.end: Result | Diverged | None = None
         self.extended_from: int | None = None  # `rounds` before it was raised, until the next record says so
         if folder:
@@ -149,9 +150,17 @@ class Run:
                 same = name == "cloud" and "sel" in scores and w is models["sel"]
                 each = name == next(iter(models)) and self._by_client(done)
                 scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
-        self.pending = outcome, scores
+        self.pending = outcome, scores, self._personal(models) if self._by_client(done) else None
         if self.federation.device.type == "cpu":
             self.record()
+
+    def _personal(self, models: Mapping[str, torch.Tensor]) -> Fetched | None:
+        """The scores of the clients' own models on their own test sets, where they keep parts of them."""
+        if self.federation.own is None:
+            return None
+        model = next(iter(models.values()))
+        own = partial(self.federation.personal_model, self.state, model)
+        return Fetched(self.built.evaluator.personal_scores(own))
 
     def _by_client(self, done: int) -> bool:
         """Whether the clients' own test sets are due."""
@@ -162,7 +171,7 @@ class Run:
         """Write the record of the round that was evaluated, if there is one; save; tell."""
         if self.pending is None:
             return
-        (outcome, scores), self.pending = self.pending, None
+        (outcome, scores, personal), self.pending = self.pending, None
         evaluator = self.built.evaluator
         rows = {name: v.values() for name, v in scores.items()}
         graded = {name: evaluator.grade(v) for name, v in rows.items()}
@@ -177,7 +186,8 @@ class Run:
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
             "seconds": round((now - self.clock) / self.stacked, 4),
         }
-        if own := [v for v in rows.values() if len(v) > 1]:
+        own = [personal.values()] if personal is not None else [v for v in rows.values() if len(v) > 1]
+        if own:
             each = evaluator.by_client(own[0])
             values["clients"] = spread(each, evaluator.task.higher_is_better)
             if self.state.round == self.config.rounds:
