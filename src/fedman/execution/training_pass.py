@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedman.errors import UserError
 from fedman.execution.hashing import mix, positions, shift
 
 SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped entry, before it scales
@@ -53,6 +54,8 @@ class TrainingPass(TorchFunctionMode):
 
     def bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """63 random bits for every entry of the next random tensor of the pass."""
+        if _checkpointed():
+            raise UserError("model: it draws random numbers under torch.utils.checkpoint, which would draw them anew")
         self.needed, self.draws = True, self.draws + 1
         key = torch.zeros((), dtype=torch.int64, device=device) if self.key is None else self.key
         return shift(mix(mix(key, self.draws), positions(shape, device)), 1)
@@ -284,6 +287,12 @@ def _kind(how: dict[str, Any], like: Tensor | None = None) -> tuple[torch.dtype,
     dtype = how.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
     device = how.get("device") or (torch.empty(0) if like is None else like).device
     return dtype, torch.device(device)
+
+
+def _checkpointed() -> bool:
+    """Whether this call will be repeated by gradient checkpointing, in the backward pass and outside of this one."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and "checkpoint" in hooks[0].__qualname__
 
 
 def _tell(func: Callable[..., Any]) -> None:

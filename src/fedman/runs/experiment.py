@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -108,6 +109,13 @@ def run_stacked(
         return play(runs, built.in_process, caught)
 
 
+class Scores(NamedTuple):
+    """What models scored on the test set, on its way to the host."""
+
+    models: dict[str, Fetched]
+    own: Fetched | None  # of each sample, by the model of the client that holds it; None where they are not due
+
+
 class Run:
     """A run under way: its state, its records, its folder, and in the end its result. `with` closes its trackers."""
 
@@ -130,7 +138,7 @@ class Run:
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
-        self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
+        self.pending: tuple[Outcome, Scores] | None = None  # a round whose record is not written yet
         self.end: Result | Diverged | None = None
         self.ending: Ending | None = None  # what the folder says of it
         self.extended_from: int | None = None  # `rounds` before it was raised, until the next record says so
@@ -188,7 +196,7 @@ class Run:
         if self.federation.device.type == "cpu":
             self.record()
 
-    def _scores(self, last: bool) -> dict[str, Fetched]:
+    def _scores(self, last: bool) -> Scores:
         """The scores of the models that are due, which are all after the last round."""
         done, models = self.state.round, self.federation.models(self.state)
         scores: dict[str, Fetched] = {}
@@ -198,21 +206,26 @@ class Run:
                 same = name == "cloud" and "sel" in scores and w is models["sel"]
                 each = name == next(iter(models)) and others and self.built.evaluator.parts is not None
                 scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
-        return scores
+        if not others or self.built.evaluator.parts is None:
+            return Scores(scores, None)
+        first, model = next(iter(models.items()))
+        if self.federation.own is None:
+            return Scores(scores, scores.get(first))
+        own = partial(self.federation.personal_model, self.state, model)
+        return Scores(scores, Fetched(self.built.evaluator.personal_scores(own)))
 
-    def _figures(self, scores: dict[str, Fetched], last: bool) -> dict[str, Any]:
+    def _figures(self, scores: Scores, last: bool) -> dict[str, Any]:
         """The figures of the task, the test loss and what the clients' own test sets say."""
         evaluator = self.built.evaluator
-        rows = {name: v.values() for name, v in scores.items()}
-        graded = {name: evaluator.grade(v) for name, v in rows.items()}
+        graded = {name: evaluator.grade(v.values()) for name, v in scores.models.items()}
         names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
         names.sort(key=lambda name: name != self.headline.name)
         values: dict[str, Any] = {
             **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
         }
-        if own := [v for v in rows.values() if len(v) > 1]:
-            each = evaluator.by_client(own[0])
+        if scores.own is not None:
+            each = evaluator.by_client(scores.own.values())
             values["clients"] = spread(each, evaluator.task.higher_is_better) | ({"each": each} if last else {})
         return values
 

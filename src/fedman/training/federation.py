@@ -137,6 +137,17 @@ class Federation:
     def _shares(self) -> float:
         return torch.tensor(self.share, dtype=torch.float64).sum().item()
 
+    def personal_model(self, state: RunState, model: Tensor, k: int) -> Tensor:
+        """`[P + Q]`: the model as client k has it, with the entries that it keeps, where they are known here."""
+        own = state.clients.memories([k]).get(OWN)
+        return model if own is None else self._personal(model, own)[0]
+
+    def _personal(self, model: Tensor, own: Tensor) -> Tensor:
+        """A model `[P + Q]` with the clients' own entries in their places, `[S, P + Q]`."""
+        assert self.own is not None
+        models = model.expand(len(own), -1)
+        return models.masked_scatter(self.own, own.where(~own.isnan(), models[:, self.own]))
+
     def draw(self, round: Round, clients: list[int]) -> Draw:
         """Batches, learning rate and sizes of a chunk of clients."""
         how, device = self.training, self.device
@@ -176,10 +187,8 @@ class Federation:
         vectors, kept = dict(server), dict(memory)
         buffers = vectors.pop(BUFFERS, None)
         if self.own is not None:
-            own = kept.pop(OWN)
-            sent = joined({"w": vectors["w"], **self._buffers(buffers)}).expand(len(own), -1)
-            model = sent.masked_scatter(self.own, own.where(~own.isnan(), sent[:, self.own]))
-            vectors["w"], buffers = model.split([len(self.initial), model.shape[1] - len(self.initial)], 1)
+            models = self._personal(joined({"w": vectors["w"], **self._buffers(buffers)}), kept.pop(OWN))
+            vectors["w"], buffers = models.split([len(self.initial), models.shape[1] - len(self.initial)], 1)
         elif buffers is not None:
             buffers = buffers.expand(len(draw.hp.p), -1)
         kept |= self.algorithm.begin(vectors, kept, draw.hp)
