@@ -5,9 +5,10 @@
 The paper's CIFAR CNN, random images, `--samples` for each client, `--cohort` clients a round. For every case, in a
 process of its own: seconds for the partition and for all else before the first round, and memory then beside the
 data; seconds of a round (median, without evaluation) and what times those among the first number of clients that is;
-seconds of a checkpoint after a round, and of one when nothing has changed; seconds to resume from it, after which a
-further round must give the same bits as without. CPU: seconds of both processors' time, which other processes' load
-does not change. On a GPU `--fill` first plays rounds without training, until so many clients have a row.
+seconds of a checkpoint after these rounds and what it writes, and of one when nothing has changed; seconds to resume
+from it, after which a further round must give the same bits as without. CPU: seconds of the processors' time, which
+hardly depends on what else a machine does. `--fill` first gives so many clients a row, and `--share` is the part of
+free memory that rows may take: together they show the cost of rows in the host's memory and on the disk.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from fedman.execution.device import matmul_precision
 from fedman.runs import checkpoint, row_file
 from fedman.runs.build import build
 from fedman.runs.row_file import RowFile
+from fedman.training import client_rows
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.federation import Assignment, Federation
 from fedman.training.round import Round, Schedule
@@ -74,6 +76,7 @@ def resident(field: str) -> float:
 
 def measure(clients: int, algorithm: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
+    client_rows.SHARE = options.share
     data = random_images(clients * options.samples)
     keys = {
         "dataset": "cifar10", "clients": clients, "participation": options.cohort / clients, "cohort": "fixed",
@@ -152,6 +155,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fill", type=int, default=0)
+    parser.add_argument("--share", type=float, default=client_rows.SHARE)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--folder", help="where checkpoints go [the system's folder for temporary files]")
     options = parser.parse_args()

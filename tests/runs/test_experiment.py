@@ -175,12 +175,13 @@ def whole(tmp_path_factory):
 def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
     """Its run alone, as `fedman run --resume` would have it, is not the sweep."""
     words = [*FEDMAN, "sweep", "--preset", "digits", "model=mlp", "rounds=300", "seed=0,1", "--device", "cpu"]
-    process = subprocess.Popen([*words, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*words, "--workers", "1", "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     wait_for_rounds(process, tmp_path / "seed0", 2)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert err.endswith(f" is saved in {tmp_path / 'seed0'}; go on with the same command\n")
+    where = f"{tmp_path / 'seed0'} {tmp_path / 'seed1'}"
+    assert err.endswith(f" is saved in {where}; go on with the same command\n")
 
 
 @pytest.mark.xdist_group("kill")
