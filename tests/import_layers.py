@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "fedman"
 LAYERS = (
     ("errors",),
     ("parts",),
-    ("optimizers",),
+    ("optimizers", "trackers"),
     ("algorithms", "aggregation", "models"),
     ("kernels",),
     ("penalties", "data"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedman.errors import Diverged, UserError
+from fedman.errors import Diverged, StopRun, UserError
+from fedman.trackers import Tracker
 
 if TYPE_CHECKING:
     from fedman import data
@@ -121,7 +122,9 @@ __all__ = [
     "Scaffold",
     "Scaled",
     "SignFlip",
+    "StopRun",
     "Task",
+    "Tracker",
     "TrimmedMean",
     "UserError",
     "__version__",

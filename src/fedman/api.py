@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -42,6 +43,7 @@ def run(
     partition: Partition | None = None,
     partition_seed: int | None = None,
     unbalanced: float | None = None,
+    validation: float | None = None,
     clients: int | None = None,
     participation: float | None = None,
     cohort: Literal["bernoulli", "fixed"] | None = None,
@@ -77,7 +79,7 @@ def run(
     chunk: int | None = None,
     checkpoint_seconds: float | None = None,
     keep_state: bool | None = None,
-    tensorboard: bool | None = None,
+    log: str | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -98,8 +100,9 @@ def run(
     - `algorithm`, `task`, `penalty`, `optimizer`, `aggregation`, `attack`: an instance, whose fields are its
       hyper-parameters; or `module:Name`.
 
-    `hyper` are the hyper-parameters of parts given by name. `progress` is called with the record of every round.
-    With `out` everything is written to that folder, and `resume` goes on from the last checkpoint there.
+    `hyper` are the hyper-parameters of parts given by name. `progress` is called with the record of every round; it may
+    raise `fedman.StopRun("why")`, which ends the run after that round, with a summary that says so. With `out`
+    everything is written to that folder, and `resume` goes on from the last checkpoint there.
 
     >>> result = run(clients=10, rounds=2, algorithm="feddc", alpha=0.1, zeta=0.15)
     >>> sorted(result.models)
@@ -128,7 +131,7 @@ def run(
     own_partition = callable(partition) or (hasattr(partition, "__len__") and not isinstance(partition, str))
     if own_partition:
         keys["partition"] = NOT_YET
-    mistakes += _wrong_options(out, resume, progress)
+    mistakes += _wrong_options(out, resume, progress, log)
     config = resolve(keys, base, data=data, mistakes=mistakes)
 
     parts = None
@@ -147,6 +150,7 @@ def run(
         resume=resume,
         device=device,
         progress=progress,
+        warn=lambda message: warnings.warn(message, stacklevel=3),
     )
 
 
@@ -184,11 +188,13 @@ def _take_apart(kind: str, keys: dict[str, Any]) -> Iterable[str]:
         keys[field.name] = own
 
 
-def _wrong_options(out: Any, resume: bool, progress: Any) -> Iterable[str]:
+def _wrong_options(out: Any, resume: bool, progress: Any, log: Any) -> Iterable[str]:
     if out is not None and not isinstance(out, str | Path):
         yield f"out: {shown(out)} is not the path of a folder"
     if resume and out is None:
         yield "resume: name the run's folder with out"
+    if log and out is None:
+        yield "log: name the run's folder with out"
     if not callable(progress):
         yield f"progress: {shown(progress)} is not a function of a record"
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, did_you_mean, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
@@ -51,15 +52,25 @@ UNSAID = {
     "task": next(iter(TASKS)),
     "aggregation": next(iter(AGGREGATIONS)),
     "attack": next(iter(ATTACKS)),
+    "validation": 0.0,
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
+    "log": "",
     "execution": "auto",
     "deterministic": True,
     "batch_norm": TRAINING.batch_norm,
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
+
+OTHER_WORDS = {
+    "criterion": "task", "loss": "task", "metric": "task", "regularizer": "penalty", "method": "algorithm",
+    "strategy": "algorithm", "learning_rate": "lr", "local_epochs": "epochs", "num_clients": "clients",
+    "num_rounds": "rounds", "global_rounds": "rounds", "join_ratio": "participation", "fraction_fit": "participation",
+    "max_norm": "clip", "data": "dataset", "random_seed": "seed", "man": "zeta",
+}  # fmt: skip
+"""What other libraries call the keys."""
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -84,6 +95,9 @@ class Config(BaseModel):
     )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
+    validation: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the training samples that is held out and evaluated in place of the test set"
+    )
     clients: Count = Field(100, description="N, number of clients")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of clients in a round")
     cohort: Literal["bernoulli", "fixed"] = Field("bernoulli", description="cohorts of random or of fixed size")
@@ -138,7 +152,7 @@ class Config(BaseModel):
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
     keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
-    tensorboard: bool = Field(False, description="also write a TensorBoard log")
+    log: str = Field("", description="trackers: tensorboard, mlflow, wandb or module:Name, joined by +")
 
     @property
     def source(self) -> tuple[str, str | None]:
@@ -179,6 +193,10 @@ class Config(BaseModel):
     def flat(self) -> dict[str, bool | int | float | str]:
         """The keys that have a value, for `config.toml` and `summary.json`."""
         return {k: v for k, v in self.model_dump(exclude_none=True).items() if k not in UNSAID or v != UNSAID[k]}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process as its keys: the class has fields for the parts it names, and is made for them."""
+        return resolve, (self.flat(),)
 
 
 KEYS = Config.model_fields
@@ -338,8 +356,10 @@ def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     parts = registered() if foreign else ()
     known = config_class(parts).model_fields
     for key, value in foreign.items():
-        if key not in known:
-            yield f"{key}: no such key{nearest(key, [*own, *known])}"
+        if key in OTHER_WORDS:
+            yield f"{key}: no such key; fedman's is {OTHER_WORDS[key]}"
+        elif key not in known:
+            yield f"{key}: no such key{did_you_mean(key, [*own, *known]) or '; see fedman list'}"
         elif value is not None:
             owner = next(part for part in parts if key in hyperparameters(part))
             kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))
@@ -355,6 +375,7 @@ def _check_names(config: Config) -> Iterable[str]:
     checks = (
         lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
         lambda: partition.parse(config.partition),
+        lambda: trackers.parse(config.log),
         lambda: _check_target(config),
         lambda: _check_optimizer(config),
         lambda: _check_penalty(config),
@@ -428,6 +449,8 @@ def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
     tables = [key for key, value in values.items() if isinstance(value, dict)]
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
+    if "tensorboard" in values and values.pop("tensorboard"):  # the key of earlier versions
+        values.setdefault("log", "tensorboard")
     return values
 
 

@@ -33,7 +33,7 @@ from fedman.algorithms.steps import climb, descend, norm
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from tests.cases import CASES
-from tests.federations import COHORTS, SIZES, TRAINING, network, play, samples, simulation
+from tests.federations import COHORTS, SIZES, TRAINING, forget, network, play, samples, simulation
 
 
 def close(a, b):
@@ -234,7 +234,7 @@ def test_feddc_with_gradient_states_at_zero_is_feddyn_while_the_clip_is_off():
     state = dc.start()
     for cohort in COHORTS:
         dc.round(state, cohort)
-        state.clients.memory["g"].zero_()
+        forget(state, cohort, "g")
         state.server["g"].zero_()
     close(state.server["w"], play(simulation("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
 

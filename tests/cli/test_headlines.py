@@ -128,25 +128,3 @@ class Fit(fedman.tasks.Regression):
 
     def summarise(self, means):
         return {"mae": means["mae"], "r2": 1 - means["loss"]}
-
-
-def test_tags_of_the_tensorboard_log(tmp_path, monkeypatch):
-    import sys
-    from contextlib import nullcontext
-    from types import SimpleNamespace
-
-    from fedman.runs.tensorboard import tensorboard
-
-    seen = {}
-    writer = SimpleNamespace(add_scalar=lambda tag, value, step: seen.update({tag: (value, step)}))
-    fake = SimpleNamespace(SummaryWriter=lambda folder: nullcontext(writer))
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    record = RECORD | {"perplexity": {"all": 7.0}, "penalty": {"0": 0.5}}
-    record |= {"clients": {"mean": 40.0, "worst_tenth": 10.0, "spread": 5.0, "each": [40.0]}}
-    with tensorboard(RunFolder(tmp_path), lambda record: None) as log:
-        log(record)
-    assert set(seen) == {
-        "loss", "lr", "accuracy/all", "perplexity/all", "test_loss/all", "penalty/0",
-        "clients/mean", "clients/worst_tenth", "clients/spread",
-    }  # fmt: skip
-    assert seen["perplexity/all"] == (7.0, 1)

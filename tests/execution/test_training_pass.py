@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fedman.errors import UserError
 from fedman.execution.base import Batch, check_model
@@ -163,6 +164,15 @@ def test_random_numbers_that_cannot_be_replaced_are_told():
     with TrainingPass(None, None), warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.rand(3)
+
+
+def test_random_numbers_under_gradient_checkpointing_are_refused():
+    """Their recomputation in the backward pass would not be in a pass any more."""
+    x = torch.ones(3, requires_grad=True)
+    with TrainingPass(None, None):
+        checkpoint(F.relu, x, use_reentrant=False)
+        with pytest.raises(UserError, match=r"^model: it draws random numbers under torch.utils.checkpoint"):
+            checkpoint(F.dropout, x, use_reentrant=False)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

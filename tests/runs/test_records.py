@@ -43,7 +43,7 @@ def test_finite_numbers(value):
 
 
 def test_what_decides_a_result():
-    one = {"seed": 0, "lr": 0.1, "data_dir": "a", "checkpoint_seconds": 1.0, "tensorboard": True}
+    one = {"seed": 0, "lr": 0.1, "data_dir": "a", "checkpoint_seconds": 1.0, "log": "wandb", "tensorboard": True}
     assert decisive(one) == {"seed": 0, "lr": 0.1}
     assert differing(decisive(one), {"seed": 1, "rho": 0.5, "lr": 0.1}) == ["rho", "seed"]
     assert axes(ROW)["clients"] == 3

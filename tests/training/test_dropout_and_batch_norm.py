@@ -3,6 +3,7 @@ batches and masks computed apart; checkpoints, sweeps, quarantine, aggregation r
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedman.models.parameters import batch_norm_entries, flatten, flatten_buffer
 from fedman.runs import experiment
 from fedman.runs.build import on_device
 from fedman.runs.folder import RunFolder
+from fedman.training.evaluate import Evaluator
 from fedman.training.federation import OWN
 from fedman.training.settings import BUFFERS
 from tests.federations import COHORTS, SIZES, SMALL, TRAINING, Loop, batches, play, samples, simulation, together
@@ -186,6 +188,25 @@ def test_an_aggregation_rule_sees_the_changes_of_buffers(rule):
     found, _ = play(robust, [cohort])
     torch.testing.assert_close(found.server[BUFFERS], (share[:, None] * wanted).sum(0) / share.sum(), **CLOSE)
     torch.testing.assert_close(found.clients.last[cohort, len(before["w"]) :], wanted, **CLOSE)
+
+
+def test_clients_are_evaluated_with_their_own_batch_norm():
+    """On their own test samples, by `all` with what they keep; a client that was never asked has the average."""
+    played = machine(local=True, chunk=1)
+    state, _ = play(played, [[0, 2, 5]])
+    parts = [[0, 1, 2], [3], [], [4, 5], [6], [7, 8]]
+    evaluator = Evaluator(played.backend.executor, played.federation.samples, torch.float64, parts=parts)
+    everyone = played.federation.models(state)["all"]
+    rows = evaluator.personal_scores(partial(played.federation.personal_model, state, everyone)).tolist()
+    for k, part in enumerate(parts):
+        w = state.clients.last[k].where(batch_norm_entries(net()), everyone) if k in (0, 2, 5) else everyone
+        module = net()
+        module.load_state_dict(played.backend.executor.execution.state_dict(w))
+        out = module.eval()(samples().x_test[part])
+        losses = F.cross_entropy(out, samples().y_test[part], reduction="none").tolist()
+        assert [rows[i][1] for i in part] == pytest.approx(losses, rel=1e-9)
+    assert rows[9] == [0.0, 0.0, 0.0]
+    assert len(evaluator.by_client(rows)) == 5
 
 
 RUN = {**SMALL, "model": f"{__name__}:Net", "batch_size": 22, "algorithm": "feddyn", "zeta": 0.05}

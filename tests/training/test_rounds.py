@@ -28,7 +28,7 @@ def images(sizes=(12, 7, 9, 10), size=12, classes=3) -> Samples:
     n = sum(sizes)
     x = torch.randint(0, 256, (n, size, size, 3), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, classes, (n,), generator=generator)
-    parts = list(torch.randperm(n, generator=generator).split(list(sizes)))
+    parts = [part.numpy() for part in torch.randperm(n, generator=generator).split(list(sizes))]
     return Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
 
 
@@ -70,13 +70,14 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
 
 def test_windows_are_mirrored_padded_crops():
     data = images()
-    x = normalise(data.x[data.table[[0, 2]]], data.mean, data.std, torch.float64)
     drawn = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
+    own = data.index([0, 2], drawn.longest)
+    x = normalise(data.x[own], data.mean, data.std, torch.float64)
     windows = Windows(x, images=True, augment=True)
     moved = 0
     for j in range(drawn.sample.shape[1]):
         batch = windows.take(drawn.sample[:, j], drawn.window[:, :, j])
-        where = data.table[[0, 2]].gather(1, drawn.sample[:, j])
+        where = own.gather(1, drawn.sample[:, j])
         straight = gather(data.x, where, drawn.window[:, :, j], data.mean, data.std, torch.float64)
         assert torch.equal(batch, straight.movedim(-1, -3))
         for s in range(2):

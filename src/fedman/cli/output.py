@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 def print_result(config: Config, summary: Summary, out: Path) -> None:
     """The result of a run in a few lines: the headline of each model, other figures, the clients, where it is."""
-    from fedman.runs.records import Headline, figures, headline_of, used
+    from fedman.runs.records import Headline, evaluated_on, figures, headline_of, used
 
     compared = headline_of(summary)
     found = {
@@ -33,11 +33,14 @@ def print_result(config: Config, summary: Summary, out: Path) -> None:
         for name, values in figures(summary).items()
     }
     named = "" if compared == Headline() else f"{compared.name} "
+    named += "" if (on := evaluated_on(summary["config"])) == "test" else f"on the {on} part "
     reached = summary["rounds_to_target"] or f"{config.rounds}+"
     target = f"; {config.target:g}{compared.unit} in round {reached}" if config.target else ""
     how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
     lines = [f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}"]
     lines += [f"{name} {values}" for name, values in found.items()]
+    if "stopped" in summary:
+        lines.append(f"stopped after round {summary['round']} of {config.rounds}: {summary['stopped']}")
     if "clients" in summary:
         own = summary["clients"]
         of = {"mean": own["mean"], "worst tenth": own["worst_tenth"], "spread": own["spread"]}

@@ -13,14 +13,21 @@ from fedman.errors import UserError
 
 
 def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
+    """ "cpu" or "cuda", which is the current GPU; "auto" is CUDA where there is one, "cuda:1" makes GPU 1 current."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    kind, colon, number = name.partition(":")
+    if kind == "mps":
+        raise UserError("device: mps has no float64, in which clients are summed; use cpu")
+    if name != "cpu" and (kind != "cuda" or bool(colon) != (number.isascii() and number.isdecimal())):
+        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda, cuda:0, ...")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("device: no CUDA device is available; use auto or cpu")
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda")
-    return name
+    if number and int(number) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device: there is no {name}; the {count} here are cuda:0 to cuda:{count - 1}")
+    if number:
+        torch.cuda.set_device(int(number))
+    return kind
 
 
 def pick_precision(name: str, device: str, large: bool = False) -> str:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedman.errors import UserError
 from fedman.execution.hashing import mix, positions, shift
 
 SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped entry, before it scales
@@ -53,6 +54,8 @@ class TrainingPass(TorchFunctionMode):
 
     def bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """63 random bits for every entry of the next random tensor of the pass."""
+        if _checkpointed():
+            raise UserError("model: it draws random numbers under torch.utils.checkpoint, which would draw them anew")
         self.needed, self.draws = True, self.draws + 1
         key = torch.zeros((), dtype=torch.int64, device=device) if self.key is None else self.key
         return shift(mix(mix(key, self.draws), positions(shape, device)), 1)
@@ -132,12 +135,9 @@ class TrainingPass(TorchFunctionMode):
         return self.dropout(scores.softmax(-1), dropout_p) @ value
 
     def multi_head_attention(self, *args: Any, **kwargs: Any) -> Any:
-        """`F.multi_head_attention_forward`, whose body sees this pass's dropout and attention."""
-        names = {"dropout": self.dropout, "scaled_dot_product_attention": self.attention}
-        seen = {**F.__dict__, **names, "has_torch_function": lambda tensors: False}
-        plain = F.multi_head_attention_forward
-        body = FunctionType(plain.__code__, seen, plain.__name__, plain.__defaults__, plain.__closure__)
-        return body(*args, **kwargs)
+        """`F.multi_head_attention_forward`, whose own calls go through this pass too."""
+        with self:
+            return _attention_body(*args, **kwargs)
 
     def recurrent(self, layer: Callable[..., Any], x: Tensor, *args: Any) -> Any:
         """The layers of an LSTM, GRU or RNN one after the other where there is dropout between them.
@@ -261,6 +261,17 @@ class TrainingPass(TorchFunctionMode):
         return x.copy_(self.normal(x.shape, x.dtype, x.device) * std + mean)
 
 
+def _body(function: Any) -> Callable[..., Any]:
+    """The function without its question whether a mode wants to be called in its place."""
+    seen = {name: v for name, v in vars(F).items() if name != "__name__"} | {
+        "has_torch_function": lambda tensors: False
+    }
+    return FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
+
+
+_attention_body = _body(F.multi_head_attention_forward)
+
+
 def _channels(x: Tensor, batched: bool = True) -> tuple[int, ...]:
     """The shape of a mask that drops whole channels."""
     kept = 2 if batched else 1
@@ -274,8 +285,14 @@ def _size(size: Sequence[Any], how: dict[str, Any]) -> Sequence[int]:
 
 def _kind(how: dict[str, Any], like: Tensor | None = None) -> tuple[torch.dtype, torch.device]:
     dtype = how.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
-    device = how.get("device") or (torch.get_default_device() if like is None else like.device)
+    device = how.get("device") or (torch.empty(0) if like is None else like).device
     return dtype, torch.device(device)
+
+
+def _checkpointed() -> bool:
+    """Whether this call will be repeated by gradient checkpointing, in the backward pass and outside of this one."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and "checkpoint" in hooks[0].__qualname__
 
 
 def _tell(func: Callable[..., Any]) -> None:

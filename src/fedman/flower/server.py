@@ -30,6 +30,7 @@ from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
+from fedman.trackers import require_packages
 
 Stopping = tuple[threading.Event, list[int]]
 """What ends a run early, and the signal that asked for it: see `stop_on_signal`."""
@@ -51,7 +52,8 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
-    refuse_attack(config)
+    refuse_simulated(config)
+    require_packages(config.log)
     if done := finished_result(config, out, resume):
         return done
     if config.aggregation != UNSAID["aggregation"]:  # what a client's last model counted as is not kept here
@@ -86,15 +88,19 @@ def serve(
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
         save_options(folder.path, service, resume)
         state = federation.start(store, keep_all=service.keep_last)
-        (result,) = play([Run(config, federation, state, built, folder, resume, progress, warn)], backend, caught)
+        run = stack.enter_context(Run(config, federation, state, built, folder, resume, progress, warn))
+        (result,) = play([run], backend, caught)
     if isinstance(result, Exception):
         raise result
     shutil.rmtree(uploads, ignore_errors=True)
     return result
 
 
-def refuse_attack(config: Config) -> None:
-    """Attacks are simulated by those who train the clients, which a server does not."""
+def refuse_simulated(config: Config) -> None:
+    """What only those can do who train the clients and hold their samples, which a server does not."""
+    if config.validation:
+        where = "is for `fedman run` and `sweep`; on Flower the training samples stay with the clients"
+        raise UserError(f"validation: {config.validation:g} {where}")
     if config.attack != UNSAID["attack"]:
         raise UserError(f"attack: {config.attack} is for `fedman run` and `sweep`; on Flower nobody attacks on request")
 

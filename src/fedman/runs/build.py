@@ -13,7 +13,7 @@ from torch import nn
 from fedman.algorithms import Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
-from fedman.data import Dataset, partition
+from fedman.data import Dataset, partition, validation
 from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.base import is_large
@@ -36,10 +36,12 @@ def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
     the algorithm's other numbers (a switch or a word of the algorithm decides the work).
 
-    Runs in a chunk share the labels: where attackers alter theirs, the seed and the partition say which."""
+    Runs in a chunk share the labels and what they are evaluated on: where attackers alter theirs, the seed and the
+    partition say which; where samples are held out, the partition's seed does."""
     numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool | str)]
-    samples = () if config.make_attack().relabels else ("seed", "partition", "partition_seed", "unbalanced")
-    apart = (*samples, "zeta", *numbers)
+    samples = () if config.make_attack().relabels else ("seed", "partition", "unbalanced")
+    seeds = () if config.make_attack().relabels or config.validation else ("partition_seed",)
+    apart = (*samples, *seeds, "zeta", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
 
@@ -77,6 +79,9 @@ def build(
         else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
         for c in configs
     ]
+    if first.validation:
+        held = validation.held_out(data.y_train, first.validation, first.partition_seed)
+        data, split = validation.in_place_of_test(data, held), [validation.without(each, held) for each in split]
     models = [model if model is not None else initial_model(c.model, data, task, c.seed) for c in configs]
     samples = on_device(data, device, data.augment if first.augment is None else first.augment, takes_ids(models[0]))
     layout = ParameterLayout.of(models[0])
@@ -89,7 +94,7 @@ def build(
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
     aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
     attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
-    owned = [replace(samples, parts=[torch.as_tensor(part, device=device) for part in each]) for each in split]
+    owned = [replace(samples, parts=each) for each in split]
     owned = [relabelled(attack, who, each, data.classes) for who, each in zip(attackers, owned, strict=True)]
     for each in owned:
         warn_of_single_samples(models[0], each, first.batch_size)

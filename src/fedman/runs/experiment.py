@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,19 +19,30 @@ from torch import nn
 from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
-from fedman.errors import Diverged, Interrupted, UserError
+from fedman.errors import Diverged, Interrupted, StopRun, UserError
 from fedman.execution.branches import COMPILED
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
-from fedman.runs import checkpoint
+from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, Headline, Progress, RoundRecord, Summary, figure, figures
+from fedman.runs.records import (
+    Divergence,
+    Ending,
+    Headline,
+    Progress,
+    RoundRecord,
+    Summary,
+    evaluated_on,
+    figure,
+    figures,
+)
 from fedman.runs.result import Result
+from fedman.runs.row_file import RowFile
 from fedman.runs.signals import stop_on_signal
-from fedman.runs.tensorboard import tensorboard
-from fedman.runs.version import version
+from fedman.runs.version import source, version
+from fedman.trackers import Tracker, describe, open_trackers, require_packages
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.evaluate import spread
 from fedman.training.federation import Assignment, Federation
@@ -77,6 +89,8 @@ def run_stacked(
 ) -> list[Result | Diverged]:
     """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
     device = pick_device(device)
+    for config in configs:
+        require_packages(config.log)
     with ExitStack() as stack:
         stack.enter_context(determinism(configs[0].deterministic, device))
         built = build(configs, data, device, model=model, parts=parts, whole_run=True)
@@ -87,14 +101,23 @@ def run_stacked(
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
-            if folder and config.tensorboard:
-                say = stack.enter_context(tensorboard(folder, say))
-            runs.append(Run(config, federation, federation.start(), built, folder, resume, say, warn))
+            file = folder.checkpoint / row_file.NAME if folder else None
+            rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
+            rows.require_room(_participants(config), on_disk=config.keep_state)
+            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn)
+            runs.append(stack.enter_context(run))
         return play(runs, built.in_process, caught)
 
 
+class Scores(NamedTuple):
+    """What models scored on the test set, on its way to the host."""
+
+    models: dict[str, Fetched]
+    own: Fetched | None  # of each sample, by the model of the client that holds it; None where they are not due
+
+
 class Run:
-    """A run under way: its state, its records, its folder, and in the end its result."""
+    """A run under way: its state, its records, its folder, and in the end its result. `with` closes its trackers."""
 
     def __init__(
         self,
@@ -108,31 +131,55 @@ class Run:
         warn: Callable[[str], object],
     ) -> None:
         self.config, self.federation, self.state, self.built = config, federation, state, built
-        self.folder, self.progress, self.stacked = folder, progress, len(built.federations)
+        self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
+        self.source = source()  # asked now: a checkout can change while the run goes on
         self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
-        self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
+        self.pending: tuple[Outcome, Scores] | None = None  # a round whose record is not written yet
         self.end: Result | Diverged | None = None
+        self.ending: Ending | None = None  # what the folder says of it
         self.extended_from: int | None = None  # `rounds` before it was raised, until the next record says so
+        self.stopped: str | None = None  # why a callback or a tracker ended the run
+        self.trackers: dict[str, Tracker] = {}
         if folder:
             self._open(folder, resume, warn)
         self.started = self.saved = self.clock = time.perf_counter()
 
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, tracker in self.trackers.items():
+            try:
+                tracker.close(self.ending)
+            except Exception as error:  # its package may raise anything; the run's own files are complete
+                self.warn(f"log: {name} failed to close ({describe(error)})")
+
     def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object]) -> None:
         """Begin to write to the folder, which is locked by now: what others did to it before is known."""
+        last = None
         if not resume:
             folder.refuse_used()
-        elif folder.finished(self.settings) is not None:
+        elif folder.finished(self.settings, go_on=True) is not None:
             raise UserError(f"{folder.path}: another process has just finished this run; repeat the command")
         elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn):
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
+            elif "records" not in found:
+                warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
+            last = found.get("records")
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
-        self.records = folder.start(self.state.round, self.settings)
+        self.trackers = open_trackers(self.config.log, folder.path, self.settings, self.state.round)
+        self.records = folder.start(self.state.round, self.settings, last)
+
+    @property
+    def done(self) -> bool:
+        """Whether no round is left."""
+        return self.state.round >= self.config.rounds or self.stopped is not None
 
     @property
     def spent(self) -> float:
@@ -145,47 +192,58 @@ class Run:
 
     def evaluate(self, outcome: Outcome) -> None:
         """After a round: start to evaluate what is due. The record follows when the figures are there."""
-        done, models = self.state.round, self.federation.models(self.state)
-        scores: dict[str, Fetched] = {}
-        for name, w in models.items():
-            every = self.config.eval_every if name == "all" else self.config.eval_others_every
-            if done == self.config.rounds or done % every == 0:
-                same = name == "cloud" and "sel" in scores and w is models["sel"]
-                each = name == next(iter(models)) and self._by_client(done)
-                scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
-        self.pending = outcome, scores
+        self.pending = outcome, self._scores(last=self.state.round == self.config.rounds)
         if self.federation.device.type == "cpu":
             self.record()
 
-    def _by_client(self, done: int) -> bool:
-        """Whether the clients' own test sets are due."""
-        due = done == self.config.rounds or done % self.config.eval_others_every == 0
-        return due and self.built.evaluator.parts is not None
+    def _scores(self, last: bool) -> Scores:
+        """The scores of the models that are due, which are all after the last round."""
+        done, models = self.state.round, self.federation.models(self.state)
+        scores: dict[str, Fetched] = {}
+        others = last or done % self.config.eval_others_every == 0
+        for name, w in models.items():
+            if last or done % self.config.eval_every == 0 if name == "all" else others:
+                same = name == "cloud" and "sel" in scores and w is models["sel"]
+                each = name == next(iter(models)) and others and self.built.evaluator.parts is not None
+                scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
+        if not others or self.built.evaluator.parts is None:
+            return Scores(scores, None)
+        first, model = next(iter(models.items()))
+        if self.federation.own is None:
+            return Scores(scores, scores.get(first))
+        own = partial(self.federation.personal_model, self.state, model)
+        return Scores(scores, Fetched(self.built.evaluator.personal_scores(own)))
+
+    def _figures(self, scores: Scores, last: bool) -> dict[str, Any]:
+        """The figures of the task, the test loss and what the clients' own test sets say."""
+        evaluator = self.built.evaluator
+        graded = {name: evaluator.grade(v.values()) for name, v in scores.models.items()}
+        names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
+        names.sort(key=lambda name: name != self.headline.name)
+        values: dict[str, Any] = {
+            **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
+            "test_loss": {name: loss for name, (_, loss) in graded.items()},
+        }
+        if scores.own is not None:
+            each = evaluator.by_client(scores.own.values())
+            values["clients"] = spread(each, evaluator.task.higher_is_better) | ({"each": each} if last else {})
+        return values
 
     def record(self) -> None:
         """Write the record of the round that was evaluated, if there is one; save; tell."""
         if self.pending is None:
             return
         (outcome, scores), self.pending = self.pending, None
-        evaluator = self.built.evaluator
-        rows = {name: v.values() for name, v in scores.items()}
-        graded = {name: evaluator.grade(v) for name, v in rows.items()}
-        names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
-        names.sort(key=lambda name: name != self.headline.name)
-        now = time.perf_counter()
+        measured = self._figures(scores, last=self.state.round == self.config.rounds)
+        own, now = measured.pop("clients", None), time.perf_counter()
         values = {
             "round": self.state.round,
             **{name: v for name, v in vars(outcome).items() if name != "transfers" and v is not None},
             **(vars(outcome.transfers) if outcome.transfers else {}),
-            **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
-            "test_loss": {name: loss for name, (_, loss) in graded.items()},
+            **measured,
             "seconds": round((now - self.clock) / self.stacked, 4),
+            **({"clients": own} if own else {}),
         }
-        if own := [v for v in rows.values() if len(v) > 1]:
-            each = evaluator.by_client(own[0])
-            values["clients"] = spread(each, evaluator.task.higher_is_better)
-            if self.state.round == self.config.rounds:
-                values["clients"] |= {"each": each}
         record = cast(RoundRecord, values)
         if self.extended_from is not None:
             record["extended_from"], self.extended_from = self.extended_from, None
@@ -196,30 +254,52 @@ class Run:
             if now - self.saved >= self.config.checkpoint_seconds and self.state.round < self.config.rounds:
                 self.save_checkpoint()
                 self.saved = time.perf_counter()
-        self.progress(record)
+        self._tell(record)
+
+    def _tell(self, record: RoundRecord) -> None:
+        """Show a record to the trackers and to `progress`; each of them may stop the run."""
+        for name, tracker in list(self.trackers.items()):
+            try:
+                with self._stoppable():
+                    tracker.log(record)
+            except Exception as error:  # its package may raise anything; the run's own files are complete
+                self.warn(f"log: {name} failed in round {record['round']} and is left out from now ({describe(error)})")
+                del self.trackers[name]
+        with self._stoppable():
+            self.progress(record)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Note why the run is to stop, unless it was its last round anyway."""
+        try:
+            yield
+        except StopRun as stop:
+            if self.state.round < self.config.rounds:
+                self.stopped = str(stop) or "no reason given"
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint."""
         if self.folder:
-            self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent)
+            last = self.folder.sync()
+            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last)
 
     def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""
         self.end = error
-        about: Divergence = {
-            "diverged": str(error),
-            "round": self.state.round + 1,
-            "config": self.settings,
-            "version": version(),
-        }
+        self.ending = about = Divergence(
+            diverged=str(error),
+            round=self.state.round + 1,
+            config=self.settings,
+            version=version(),
+            source=self.source,
+        )
         if self.folder:
             self.folder.write_ending(about)
 
     def finish(self) -> None:
         """Write the last record, the summary and the models; of the checkpoints the last at most is kept."""
         self.record()
-        last = self.records[-1]
+        last: Any = self._figures(self._scores(last=True), last=True) if self.stopped else self.records[-1]
         values = {
             "method": self.config.method,
             "config": self.settings,
@@ -231,9 +311,14 @@ class Run:
             "precision": self.built.precision,
             "execution": self.built.executor.execution.title,
             "version": version(),
+            "source": self.source,
             "torch": torch.__version__,
         }
-        summary = cast(Summary, values)
+        self.ending = summary = cast(Summary, values)
+        if self.config.validation:
+            summary["evaluated_on"] = evaluated_on(self.settings)
+        if self.stopped:
+            summary["stopped"], summary["round"] = self.stopped, self.state.round
         if self.headline != Headline():
             summary["headline"], summary["lower_is_better"] = self.headline.name, self.headline.lower_is_better
         if "clients" in last:
@@ -261,12 +346,12 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
     rounds = runs[0].config.rounds  # of all: see `stackable`
     backend.prepare([run.plan(t) for run in runs] for t in range(min(run.state.round for run in runs), rounds))
     while left := [run for run in runs if run.end is None]:
-        t = min(run.state.round for run in left)
-        now = [run for run in left if run.state.round == t]
-        if t >= rounds:
-            for run in now:
+        if done := [run for run in left if run.done]:
+            for run in done:
                 run.finish()
             continue
+        t = min(run.state.round for run in left)
+        now = [run for run in left if run.state.round == t]
         plans = [run.plan(t) for run in now]
         upcoming = [run.plan(t + 1) for run in now if t + 1 < rounds]
         try:
@@ -279,12 +364,19 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
             raise Interrupted(caught[0], f"round {t} is saved in {where}") from None
         for run in now:
             run.record()
-        for run, outcome in zip(now, collect(plans, trained), strict=True):
+        going = [i for i, run in enumerate(now) if not run.stopped]  # by the record just written, of the round before
+        outcomes = collect([plans[i] for i in going], [trained[i] for i in going]) if going else ()
+        for run, outcome in zip([now[i] for i in going], outcomes, strict=True):
             if isinstance(outcome, Diverged):
                 run.diverge(outcome)
             else:
                 run.evaluate(outcome)
     return [run.end for run in runs if run.end is not None]
+
+
+def _participants(config: Config) -> float:
+    """How many clients will have taken part by the end, on average: N·(1 − (1 − participation)^T)."""
+    return config.clients * (1 - (1 - config.participation) ** config.rounds)
 
 
 def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
@@ -294,7 +386,7 @@ def finished_result(config: Config, out: str | Path, resume: bool) -> Result | N
     """
     folder = RunFolder(out)
     folder.refuse_unused() if resume else folder.refuse_used()
-    ending = folder.finished(config.flat())
+    ending = folder.finished(config.flat(), go_on=True)
     if ending is None:
         return None
     if "diverged" in ending:

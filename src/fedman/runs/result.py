@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, figure, figures, headline, headline_of, used
+from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of, used
+from fedman.trackers import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,11 +49,14 @@ class Result:
             for name, values in (*figures(self.rounds[-1]).items(), ("loss", summary["test_loss"]))
             if name != best.name and values
         ]
+        rounds = _several(len(self.rounds), "round")
+        if "stopped" in summary:
+            rounds += f" of {settings['rounds']} (stopped: {summary['stopped']})"
         how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
         return "\n".join(
             [
-                f"{summary['method']} on {settings['dataset']}, {clients}, {_several(len(self.rounds), 'round')}",
-                f"test {best.name}: {', '.join(scores)}; {', '.join(others)}",
+                f"{summary['method']} on {settings['dataset']}, {clients}, {rounds}",
+                f"{evaluated_on(settings)} {best.name}: {', '.join(scores)}; {', '.join(others)}",
                 f"{how}; {f'written to {self.folder}' if self.folder else 'not written'}",
             ]
         )
@@ -65,7 +68,7 @@ class Result:
         `accuracy.all`, `penalty.relus.0`, `clients.worst_tenth`. What a round did not measure is nan. Lists of clients
         are in `rounds` alone.
         """
-        rows = [dict(_numbers(record)) for record in self.rounds]
+        rows = [{"round": record["round"], **numbers(record, ".")} for record in self.rounds]
         order = list(dict.fromkeys(key for record in self.rounds for key in record))
         names = sorted(dict.fromkeys(name for row in rows for name in row), key=lambda n: order.index(n.split(".")[0]))
         columns = {name: np.array([row.get(name, nan) for row in rows]) for name in names}
@@ -90,7 +93,7 @@ class Result:
         for model in figure(self.summary, best.name):
             curve = {r["round"]: value for r in self.rounds if (value := figure(r, best.name).get(model)) is not None}
             right.plot(curve.keys(), curve.values(), label=model, marker="." if len(curve) < len(rounds) else "")
-        right.set(xlabel="round", ylabel=f"test {best.name}")
+        right.set(xlabel="round", ylabel=f"{evaluated_on(self.summary['config'])} {best.name}")
         right.legend()
         for axes in (left, right):
             axes.xaxis.get_major_locator().set_params(integer=True)
@@ -104,10 +107,3 @@ class Result:
 
 def _several(count: object, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _numbers(record: RoundRecord) -> Iterator[tuple[str, int | float]]:
-    """The numbers of a record, those under one name as `name.key`."""
-    for name, value in record.items():
-        parts = {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-        yield from ((key, v) for key, v in parts.items() if isinstance(v, int | float))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class Samples:
     y: Tensor  # [n, ...]
     x_test: Tensor
     y_test: Tensor
-    parts: list[Tensor]  # the indices of each client's samples
+    parts: Sequence[np.ndarray]  # the indices of each client's samples
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool
@@ -40,19 +40,16 @@ class Samples:
         """A sample's shape as the model sees it."""
         return sample_shape(self.x)
 
-    @property
-    def longest(self) -> int:
-        """The samples of the largest client."""
-        return max(map(len, self.parts))
-
     def sizes(self, clients: Sequence[int]) -> list[int]:
         return [len(self.parts[k]) for k in clients]
 
-    @cached_property
-    def table(self) -> Tensor:
-        """`[N, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
-        rows = [torch.cat([part, part[:1].expand(self.longest - len(part))]) for part in self.parts]
-        return torch.stack(rows)
+    def index(self, clients: Sequence[int], width: int) -> Tensor:
+        """`[S, width]` on the device: where these clients' samples are, the shorter padded with one of their own."""
+        rows = np.empty((len(clients), width), dtype=np.int64)
+        for row, k in zip(rows, clients, strict=True):
+            part = self.parts[k]
+            row[: len(part)], row[len(part) :] = part, part[0]
+        return send(torch.from_numpy(rows), self.x.device)
 
     def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice of the normalised test set, images with their channels first."""
@@ -68,12 +65,16 @@ class Batches:
     """The batches of a chunk of clients, step by step."""
 
     def __init__(
-        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: ImageLayout | None = None
+        self,
+        samples: Samples,
+        clients: Sequence[int],
+        plan: Plan,
+        dtype: torch.dtype,
+        layout: ImageLayout | None = None,
     ) -> None:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
-        index = samples.table[clients, : plan.longest]
-        index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
+        index = samples.index(clients, plan.longest)
         tensors = {"index": index, "sample": plan.sample, "window": plan.window, "key": plan.key}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)

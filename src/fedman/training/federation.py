@@ -17,11 +17,12 @@ from fedman.execution.transfer import send
 from fedman.optimizers import LocalOptimizer
 from fedman.training.attacks import Attack
 from fedman.training.batches import Batches, Samples
+from fedman.training.client_rows import ClientRows, RowDisk, as_row
 from fedman.training.local_steps import STATE, LocalResult, LocalWork
 from fedman.training.randomness import plan
 from fedman.training.round import Round
 from fedman.training.settings import BUFFERS, Training
-from fedman.training.state import ClientStore, ClientTables, RunState, joined
+from fedman.training.state import ClientStore, RunState, joined
 
 OWN = "model.own"
 """The name of the entries of its model that a client keeps for itself, among its memory: not a number before its first
@@ -99,15 +100,24 @@ class Federation:
         own = {} if self.own is None else {OWN: joined({"w": result.w, **buffers})[:, self.own]}
         return {**memory, **kept, **own}, {**upload, **buffers}
 
+    @property
+    def first_row(self) -> dict[str, Tensor]:
+        """What is kept of a client that has not taken part yet."""
+        return as_row(self.initial_model, self.memory)
+
+    def rows(self, disk: RowDisk | None = None) -> ClientRows:
+        """What is kept of the clients before round 0; what does not fit into memory goes to `disk`."""
+        return ClientRows(self.first_row, len(self.share), disk)
+
     def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
-        """The state before round 0. `clients` replaces the tables of all clients; without `keep_all` the mean of all
-        clients' last models is not kept."""
+        """The state before round 0. `clients` is what is kept of them (None: rows in memory); without `keep_all` the
+        mean of all clients' last models is not kept."""
         w, model, models = self.initial, self.initial_model, ("w", self.algorithm.cloud)
         server = {name: w.clone() if name in models else torch.zeros_like(w) for name in self.algorithm.server}
         return RunState(
             round=0,
             server=server | self._buffers(self.initial_buffers),
-            clients=clients or ClientTables(model, len(self.share), self.memory),
+            clients=clients or self.rows(),
             sel=model,
             total=model.double() * sum(self.share) if keep_all else None,
             seen=[False] * len(self.share),
@@ -121,8 +131,22 @@ class Federation:
         models = {"sel": state.sel, "cloud": cloud}
         if state.total is None:
             return models
-        shares = torch.tensor(self.share, dtype=torch.float64).sum().item()
-        return {"all": (state.total / shares).to(self.dtype), **models}
+        return {"all": (state.total / self._shares).to(self.dtype), **models}
+
+    @cached_property
+    def _shares(self) -> float:
+        return torch.tensor(self.share, dtype=torch.float64).sum().item()
+
+    def personal_model(self, state: RunState, model: Tensor, k: int) -> Tensor:
+        """`[P + Q]`: the model as client k has it, with the entries that it keeps, where they are known here."""
+        own = state.clients.memories([k]).get(OWN)
+        return model if own is None else self._personal(model, own)[0]
+
+    def _personal(self, model: Tensor, own: Tensor) -> Tensor:
+        """A model `[P + Q]` with the clients' own entries in their places, `[S, P + Q]`."""
+        assert self.own is not None
+        models = model.expand(len(own), -1)
+        return models.masked_scatter(self.own, own.where(~own.isnan(), models[:, self.own]))
 
     def draw(self, round: Round, clients: list[int]) -> Draw:
         """Batches, learning rate and sizes of a chunk of clients."""
@@ -138,7 +162,7 @@ class Federation:
             pad=PAD if self.samples.augment else 0,
             longest=self.longest,
         )
-        batches = Batches(self.samples, send(clients, device), drawn, self.dtype, self.image_layout)
+        batches = Batches(self.samples, clients, drawn, self.dtype, self.image_layout)
         return Draw(batches, self.local(round, clients, drawn.steps))
 
     def local(self, round: Round, clients: list[int], steps: Sequence[int]) -> Local:
@@ -163,10 +187,8 @@ class Federation:
         vectors, kept = dict(server), dict(memory)
         buffers = vectors.pop(BUFFERS, None)
         if self.own is not None:
-            own = kept.pop(OWN)
-            sent = joined({"w": vectors["w"], **self._buffers(buffers)}).expand(len(own), -1)
-            model = sent.masked_scatter(self.own, own.where(~own.isnan(), sent[:, self.own]))
-            vectors["w"], buffers = model.split([len(self.initial), model.shape[1] - len(self.initial)], 1)
+            models = self._personal(joined({"w": vectors["w"], **self._buffers(buffers)}), kept.pop(OWN))
+            vectors["w"], buffers = models.split([len(self.initial), models.shape[1] - len(self.initial)], 1)
         elif buffers is not None:
             buffers = buffers.expand(len(draw.hp.p), -1)
         kept |= self.algorithm.begin(vectors, kept, draw.hp)

@@ -57,7 +57,7 @@ def test_top_and_trace_unless_told(made, runs, capsys):
         assert {"seconds", "batch_size", "device", "torch"} < set(entry)
     about = json.loads((runs / "man/flatness.json").read_text())["run"]
     asked = tomllib.loads((runs / "man/config.toml").read_text())
-    local = {"data_dir", "checkpoint_seconds", "keep_state", "tensorboard"}
+    local = {"data_dir", "checkpoint_seconds", "keep_state"}
     assert about["config"] == {key: value for key, value in asked.items() if key not in local}, "all that decided it"
     assert "FedAvg+MAN" in out
     assert "not checked" not in out

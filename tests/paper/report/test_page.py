@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors, toggles, values under the pointer, dark, phone and print."""
+"""The page in a real browser: no errors, toggles, values under the pointer, tables, dark, three widths and print."""
 
 import base64
 import json
@@ -77,7 +77,16 @@ def displayed(browser, series):
 
 def hover(browser, selector, across, down):
     """Move the pointer over a drawing, at these shares of its axes; what the tip says, line by line."""
-    spot = """((selector, across, down) => {
+    x, y = spot(browser, selector, across, down)
+    for dx in (3, 0):
+        event = {"type": "mouseMoved", "x": x + dx, "y": y}
+        browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+    return tip(browser)
+
+
+def spot(browser, selector, across, down):
+    """Scroll to a drawing; the place at these shares of its axes."""
+    script = """((selector, across, down) => {
         const drawing = document.querySelector(`${selector} .drawing`), svg = drawing.querySelector("svg");
         drawing.scrollIntoView({block: "center", behavior: "instant"});
         const box = JSON.parse(drawing.dataset.hover).box, r = svg.getBoundingClientRect();
@@ -85,10 +94,11 @@ def hover(browser, selector, across, down):
         return [r.left + (box[0] + across * (box[2] - box[0])) * scale,
                 r.top + (box[1] + down * (box[3] - box[1])) * scale];
     })(...arguments)"""
-    x, y = js(browser, spot, selector, across, down)
-    for dx in (3, 0):
-        event = {"type": "mouseMoved", "x": x + dx, "y": y}
-        browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+    return js(browser, script, selector, across, down)
+
+
+def tip(browser):
+    """What the tip says, line by line."""
     return js(browser, "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText").split(
         "\n"
     )
@@ -138,7 +148,26 @@ def test_dots_and_cells_have_values_too(browser):
     assert hover(browser, '[id="cifar100-dir0.3-overview"]', *spot) == ["FedAvg+MAN 52.50 %"]
     assert hover(browser, "#cifar100-iid-partition", 0.305, 0.505) == ["client 30, class 50: 5 samples"]
     centre = hover(browser, '[id="cifar100-dir0.3-fedavg-plain-map"]', 0.5, 0.5)
+    assert centre[0] == "direction 1 0.00, direction 2 0.00"
     assert re.split(r"\s+", " ".join(centre).strip())[-2:] == ["loss", "0.000"]
+    corner = hover(browser, '[id="cifar100-dir0.3-fedavg-plain-map"]', 0.01, 0.01)
+    assert corner[0] == "direction 1 −1.00, direction 2 1.00"
+
+
+def test_the_tip_of_a_touch_stays_until_the_next(browser):
+    x, y = spot(browser, CURVES, 0.5, 0.5)
+    touch(browser, x, y)
+    assert tip(browser)[0] == "round 250"
+    touch(browser, *spot(browser, "#cifar100-iid-partition", 0.305, 0.505))
+    assert tip(browser) == ["client 30, class 50: 5 samples"]
+    touch(browser, 5, 5)
+    assert tip(browser) == [""]
+
+
+def touch(browser, x, y):
+    """A finger that comes and goes."""
+    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_light_and_dark(browser):
@@ -152,14 +181,81 @@ def test_light_and_dark(browser):
     assert light[1] != dark[1]
     browser.execute_script("document.getElementById('theme').click()")
     assert (js(browser, ground), js(browser, curve)) == light
+    browser.refresh()
+    assert (js(browser, ground), js(browser, curve)) == light, "what was chosen survives a reload"
+    browser.execute_script("localStorage.clear()")
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser):
-    resize(browser, 360)
-    assert js(browser, "document.documentElement.scrollWidth") <= 360
-    assert js(browser, f"document.querySelector('{CURVES} svg')" + ".clientWidth") > 290
-    small = js(browser, "[...document.querySelectorAll('button')].every(b => b.offsetHeight >= 28)")
-    assert small, "buttons are large enough for a finger"
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_three_widths(browser, width):
+    resize(browser, width)
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert js(browser, "document.documentElement.scrollWidth") <= width, "no sideways scrolling"
+    assert js(browser, f"document.querySelector('{CURVES} svg').clientWidth") > 290
+    targets = "button, a, summary, label, input[type=search]"
+    small = js(browser, f"""[...document.querySelectorAll("{targets}")].filter(e => e.offsetParent)
+        .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([_, r]) => r.height < 24 || r.width < 24)
+        .map(([text, r]) => `${{text}} ${{r.width}} ${{r.height}}`)""")  # fmt: skip
+    assert small == [], "large enough for a finger"
+
+
+def test_one_small_sweep_fills_the_width(chromium, tmp_path):
+    write(tmp_path / "a.jsonl", [*pair(40.0, 52.0, dataset="digits"), *pair(41.0, 50.0, "feddc", dataset="digits")])
+    command(tmp_path / "a.jsonl", tmp_path / "report.html")
+    for width in (1280, 800):
+        resize(chromium, width)
+        chromium.get((tmp_path / "report.html").as_uri())
+        left, right = js(chromium, """(() => {
+            const boxes = [...document.querySelectorAll("#digits .group > *")].map(e => e.getBoundingClientRect());
+            return [Math.min(...boxes.map(b => b.left)), Math.max(...boxes.map(b => b.right))];
+        })()""")  # fmt: skip
+        assert right - left > 0.9 * width
+    assert js(chromium, "document.documentElement.scrollWidth") <= 800
+
+
+def column(browser, number):
+    """The texts of a column of the runs' table, of the rows shown."""
+    rows = "[...document.querySelectorAll('#all-runs tbody tr')].filter(r => !r.hidden)"
+    return js(browser, f"{rows}.map(r => r.cells[{number}].textContent)")
+
+
+def test_tables_sort_and_filter(browser):
+    browser.execute_script("document.querySelector('#runs details').open = true")
+    before = column(browser, 6)
+    assert len(before) == 13
+    head = "document.querySelectorAll('#all-runs .sort')[6].click()"
+    browser.execute_script(head)
+    assert column(browser, 6) == sorted(before, key=float)
+    browser.execute_script(head)
+    assert column(browser, 6) == sorted(before, key=float, reverse=True)
+    assert js(browser, "document.querySelector('#all-runs th[aria-sort]').textContent") == "accuracy %"
+    browser.execute_script(head)
+    assert column(browser, 6) == before
+    field = browser.find_element("css selector", "#all-runs input[type=search]")
+    field.send_keys("FedAvg+MAN iid")
+    assert column(browser, 6) == ["52.00", "53.00"]
+    assert js(browser, "document.querySelector('#all-runs .filter').innerText").strip() == "2 of 13"
+    field.clear()
+    field.send_keys("no such run")
+    assert column(browser, 6) == []
+
+
+def test_runs_that_are_ticked_are_compared(browser):
+    browser.execute_script("document.querySelector('#runs details').open = true")
+    for number in (0, 1, 2):
+        browser.execute_script(f"document.querySelectorAll('#all-runs .tick input')[{number}].click()")
+    drawn = "document.querySelectorAll('.ticked polyline').length"
+    assert js(browser, drawn) == 3
+    labels = js(browser, "[...document.querySelectorAll('.ticked button')].map(b => b.textContent.trim())")
+    names = [f"{method}, seed {seed} ×" for method, seed in zip(column(browser, 2), column(browser, 5), strict=True)]
+    assert [label.replace("ζ 0, ", "").replace("ζ 0.15, ", "") for label in labels] == names[:3]
+    browser.execute_script("document.querySelector('.ticked .drawing').focus()")
+    browser.switch_to.active_element.send_keys("\ue014")
+    assert tip(browser)[0].startswith("round ")
+    assert len(tip(browser)) >= 4
+    browser.execute_script("document.querySelector('.ticked button').click()")
+    assert js(browser, drawn) == 2
+    assert not js(browser, "document.querySelector('#all-runs .tick input').checked")
 
 
 def test_print(browser):
