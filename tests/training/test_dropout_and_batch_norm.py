@@ -29,6 +29,9 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 HOW = replace(TRAINING, zeta=0.0, batch_size=7)  # no client has a batch of one sample
 
 
+ROUNDS = COHORTS[:3]
+
+
 class Net(nn.Module):
     """Two batch-norms, dropout as a module and as a function; `masks` replace what it draws."""
 
@@ -96,7 +99,7 @@ def loop(data, algorithm, local=False):
     theta, buffers, entries = flatten(model), flatten_buffers(model).double(), batch_norm_entries(model)
     last = torch.cat([theta, buffers]).expand(len(SIZES), -1).clone()
     seen, n = set(), torch.tensor(SIZES, dtype=torch.float64)
-    for t, cohort in enumerate(COHORTS):
+    for t, cohort in enumerate(ROUNDS):
         for k in cohort:
             start = torch.cat([theta, buffers])
             if local and k in seen:
@@ -127,7 +130,7 @@ def machine(algorithm="fedavg", data=None, local=False, **how):
 )
 def test_rounds_are_those_of_a_plain_loop(algorithm, execution, local):
     played = machine(algorithm, local=local, **EXECUTIONS[execution])
-    state, _ = play(played)
+    state, _ = play(played, ROUNDS)
     theta, buffers, last = loop(samples(), algorithm, local)
     torch.testing.assert_close(state.server["w"], theta, **CLOSE)
     torch.testing.assert_close(state.server[BUFFERS], buffers, **CLOSE)
@@ -236,6 +239,7 @@ def test_resume_gives_the_same_bits(tmp_path):
     assert whole.summary["config"]["batch_norm"] == "local"
 
 
+@pytest.mark.slow
 def test_flatness_of_a_finished_run(tmp_path):
     """The model as it was saved, in evaluation mode."""
     from tests.paper.flatness.flatness_calls import flatness, found
@@ -249,6 +253,7 @@ def test_flatness_of_a_finished_run(tmp_path):
     assert found(tmp_path)["loss"]["value"] == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_stacked_end_as_they_do_alone():
     configs = [resolve({**RUN, "rounds": 2, "seed": seed, "batch_norm": "local"}) for seed in (0, 1)]
     quiet = [lambda record: None] * 2
@@ -260,7 +265,9 @@ def test_runs_of_a_sweep_stacked_end_as_they_do_alone():
             torch.testing.assert_close(result.models["all"][name], v, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("algorithm", "local"), [("fedavg", "average"), ("feddyn", "local")])
+@pytest.mark.parametrize(
+    ("algorithm", "local"), [pytest.param("fedavg", "average", marks=pytest.mark.slow), ("feddyn", "local")]
+)
 def test_on_flower(algorithm, local, tmp_path, monkeypatch):
     """Statistics travel both ways, or stay on the clients' disks; the models are the simulator's."""
     pytest.importorskip("flwr")

@@ -63,6 +63,12 @@ class Federation:
         """`[P + Q]`: the parameters and buffers that all clients start from."""
         return joined({"w": self.initial} | self._buffers(self.initial_buffers))
 
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the entries are that a client keeps."""
+        assert self.own is not None
+        return self.own.nonzero()[:, 0]
+
     @staticmethod
     def _buffers(buffers: Tensor | None) -> dict[str, Tensor]:
         return {} if buffers is None else {BUFFERS: buffers}
@@ -88,7 +94,7 @@ class Federation:
         if self.training.keep_optimizer:
             memory |= {STATE + name: v[0] for name, v in self.optimizer.init(self.initial[None]).items()}
         if self.own is not None:
-            memory[OWN] = torch.full_like(self.initial_model[self.own], torch.nan)
+            memory[OWN] = torch.full_like(self.initial_model[self._places], torch.nan)
         return memory
 
     def finish(self, work: LocalWork, result: LocalResult) -> tuple[State, State]:
@@ -97,7 +103,7 @@ class Federation:
         buffers = self._buffers(carried.pop(BUFFERS, None))
         memory, upload = self.algorithm.finish(result.w, work.server, {**work.memory, **carried}, work.hp)
         kept = {name: v for name, v in carried.items() if name in self.memory and name.startswith(STATE)}
-        own = {} if self.own is None else {OWN: joined({"w": result.w, **buffers})[:, self.own]}
+        own = {} if self.own is None else {OWN: joined({"w": result.w, **buffers})[:, self._places]}
         return {**memory, **kept, **own}, {**upload, **buffers}
 
     @property
@@ -144,9 +150,8 @@ class Federation:
 
     def _personal(self, model: Tensor, own: Tensor) -> Tensor:
         """A model `[P + Q]` with the clients' own entries in their places, `[S, P + Q]`."""
-        assert self.own is not None
-        models = model.expand(len(own), -1)
-        return models.masked_scatter(self.own, own.where(~own.isnan(), models[:, self.own]))
+        models, places = model.expand(len(own), -1), self._places
+        return models.index_copy(1, places, own.where(~own.isnan(), models[:, places]))
 
     def draw(self, round: Round, clients: list[int]) -> Draw:
         """Batches, learning rate and sizes of a chunk of clients."""
