@@ -46,7 +46,7 @@ class Sources:
     costs: list[StepCost]
     notes: list[str]
     unchecked: list[Path]
-    field: FieldSources = field(default_factory=FieldSources)
+    field: FieldSources
 
 
 def find(place: Path) -> Sources:
