@@ -179,3 +179,44 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
             r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text(encoding="utf-8")
         )
         assert not fetched, page
+
+
+def printed_commands(page, verb):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^fedman {verb} (.*?)(?: +# (\d+).*)?$", text, re.MULTILINE)
+
+
+def test_tunings_of_the_pages_are_as_printed():
+    from fedman.cli.commands import _rounds, _words
+    from fedman.config import overrides
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import cells
+    from fedman.runs.tune import plan
+
+    lines = [*printed_commands("running.md", "tune"), *printed_commands("field.md", "tune")]
+    assert len(lines) == 3
+    for line, runs in lines:
+        words = line.split()
+        options = {w: words[i + 1] for i, w in enumerate(words) if w.startswith("--")}
+        grid = cells(
+            {"validation": 0.1, **overrides(w for w in words if "=" in w)}, find_sweep(options.get("--preset"))
+        )
+        assert plan(grid, _words("each", options.get("--each", "")), _rounds(options.get("--rungs", "")))
+        assert not runs or len(grid) == int(runs)
+    for line, runs in printed_commands("field.md", "sweep"):
+        words = line.split()
+        if "--preset" in words:
+            grid = cells(overrides(w for w in words if "=" in w), find_sweep(words[words.index("--preset") + 1]))
+            assert len(grid) == int(runs)
+
+
+def test_the_fields_page_names_what_was_tried():
+    from fedman.algorithms import ALGORITHMS
+    from fedman.paper.presets import TUNED
+
+    page = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1]: line for line in page.splitlines() if line.startswith("| ") and "`" in line}
+    for name, tried in TUNED.items():
+        (line,) = [line for first, line in rows.items() if ALGORITHMS[name].title in re.split(r"[;, ]+", first)]
+        assert all(f"`{key}`" in line for key in tried)
+        assert all(value in line for key, values in tried.items() if key != "decayed" for value in values)

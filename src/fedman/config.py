@@ -35,6 +35,7 @@ CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_DOTS = 2000  # in it
 MAX_MISTAKES = 40  # in one message
+HELD_OUT = 0.1  # `validation` of a tuning, where no other share is given
 TRAINING = Training()  # the defaults
 PARTS: dict[str, Registry[Any]] = {
     "task": TASKS,

@@ -206,11 +206,13 @@ def test_a_folder_of_another_tuning_is_refused(tuned):
 def test_bad_files_are_refused(tuned, tmp_path, capsys):
     _, out, _ = tuned
     good = json.loads((out / "tune.json").read_text())
+    (lost,) = [tried for tried in good["settings"] if tried["scores"] == {"1": None}]
     for content, message in (
         ("{", "not JSON"),
         ('{"format": 2}', "not a tuning in format 1"),
         (json.dumps({**good, "settings": [{"chosen": True}]}), "settings.0.varied is missing"),
         (json.dumps({**good, "settings": []}), "no setting is chosen yet"),
+        (json.dumps({**good, "settings": [lost]}), "no setting could be chosen; all of them diverged"),
     ):
         (tmp_path / "tune.json").write_text(content)
         assert message in refused(capsys, ["sweep", "--tuned", str(tmp_path), "seed=0"])

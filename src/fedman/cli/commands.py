@@ -154,7 +154,7 @@ def sweep(
 
         base = chosen_sweep(tuned)
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
-    out = out or Path("runs") / (base.name if isinstance(base, Sweep) and not tuned else "tuned" if tuned else "sweep")
+    out = out or Path("runs") / ("tuned" if tuned else base.name if isinstance(base, Sweep) else "sweep")
 
     from fedman.runs import sweep
 
@@ -190,6 +190,7 @@ def tune(
 
     fedman tune --best --out runs/tune
     """
+    from fedman.config import HELD_OUT
     from fedman.paper.presets import find_sweep
     from fedman.runs.grid import Sweep, cells
 
@@ -198,9 +199,10 @@ def tune(
     if best:
         print_best(out)
         return
-    from fedman.runs.tune import SHARE, next_runs, plan, table, write
+    grid = cells({"validation": HELD_OUT, **given_keys(keys, config)}, base)
 
-    grid = cells({"validation": SHARE, **given_keys(keys, config)}, base)
+    from fedman.runs.tune import next_runs, plan, table, write
+
     planned = plan(grid, _words("each", each), _rounds(rungs))
     for batch in planned.batches:
         while work := next_runs(batch, planned, out):

@@ -16,7 +16,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from fedman.config import Preset
+from fedman.config import HELD_OUT, Preset
 from fedman.errors import UserError
 from fedman.runs import records
 from fedman.runs.atomic import write_json, write_toml, writing
@@ -28,7 +28,6 @@ from fedman.runs.sweep import Table
 from fedman.tasks import TASKS
 
 NAME, FORMAT = "tune.json", 1
-SHARE = 0.1  # of the training samples held out, by default
 UNKNOWN = "–"
 
 
@@ -93,7 +92,7 @@ def plan(grid: Sequence[Cell], each: Sequence[str], rungs: Sequence[int]) -> Pla
     headlines = {Headline.of(TASKS[config.task]) for config in configs}
     rounds, given = {config.rounds for config in configs}, ",".join(map(str, rungs))
     if not all(config.validation for config in configs):
-        raise UserError(f"validation: 0 leaves nothing to choose by; give a share, as validation={SHARE}")
+        raise UserError(f"validation: 0 leaves nothing to choose by; give a share, as validation={HELD_OUT}")
     if unknown := [key for key in each if key not in varied]:
         raise UserError(f"each: {unknown[0]!r} has not several values; {', '.join(varied) or 'no key'} has")
     if len(headlines) > 1:
@@ -246,6 +245,8 @@ def read(path: Path) -> Tuning:
 def choices(found: Tuning, where: Path) -> list[Tried]:
     """The settings that were chosen."""
     chosen = [tried for tried in found["settings"] if tried["chosen"]]
+    if found["settings"] and all(None in tried["scores"].values() for tried in found["settings"]):
+        raise UserError(f"{where}: no setting could be chosen; all of them diverged")
     if not chosen:
         raise UserError(f"{where}: no setting is chosen yet; repeat the fedman tune command to go on")
     return chosen

@@ -54,7 +54,7 @@ class Sources:
     theorems: list[Theorems]
     notes: list[str]
     unchecked: list[Path]
-    field: FieldSources = field(default_factory=FieldSources)
+    field: FieldSources
 
 
 def find(place: Path) -> Sources:
