@@ -372,7 +372,7 @@ def test_a_clients_error_is_the_reason_in_the_record(tmp_path):
     grid = LocalGrid.of(5, tmp_path / "memory")
     grid.nodes[101]["data-dir"], grid.nodes[101]["device"] = "nowhere", "abacus"
     assert play(config, tmp_path, grid).rounds[0]["refused"] == {
-        "1": "the client says: device: 'abacus' is not one of auto, cpu, cuda"
+        "1": "the client says: device: 'abacus' is not one of auto, cpu, cuda, cuda:0, ..."
     }
 
 
