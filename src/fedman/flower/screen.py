@@ -88,9 +88,9 @@ def screen(answer: Message, expected: Expected) -> Reply:
     shapes = {name: (sent.get(name, theta).shape, str(theta.dtype)) for name in (*expected.arrays, *sent)}
     arrays = read_arrays(content, UPLOAD, shapes)
     figures = _read_figures(content, expected.figures)
-    moved = {name: distance(v, 0) for name, v in arrays.items() if name not in ("w", *sent)}
     shared = slice(None) if expected.own is None else ~expected.own
-    moved["w"] = distance(arrays["w"][shared], theta[shared])
+    moved = {"w": distance(arrays["w"][shared], theta[shared])}
+    moved |= {name: distance(v, 0) for name, v in arrays.items() if name not in ("w", *sent)}
     for name, far in moved.items():
         most = expected.bound if name == "w" else expected.norm
         if far > most:
