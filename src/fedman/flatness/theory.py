@@ -109,7 +109,7 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
     left = float(torch.linalg.eigvalsh(exact)[-1])
     names = ("‖U‖²", "‖U‖² (Frobenius)", "k²‖a‖²")
     sides = [Bound(f"λ_max ≤ mean λ_max(M)·{n}", left, float(b)) for n, b in zip(names, bounds, strict=True)]
-    one_product = Bound("λ_max ≤ mean λ_max(M̃)·‖U‖² (Frobenius)", left, together)
+    one_product: Bound | None = Bound("λ_max ≤ mean λ_max(M̃)·‖U‖² (Frobenius)", left, together)
     if patches.shape[1] == 1:  # one position: the three are the same
         sides, one_product = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))], None
     scale = exact.norm().clamp(min=torch.finfo(torch.float64).tiny)
