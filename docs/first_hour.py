@@ -82,7 +82,7 @@ ACTIONS = (
     Action(
         "install", "a module that is no command", "python -m fedman.cli run", "cannot be directly executed", 1, True
     ),
-    Action("install", "completion of the shell", "fedman --show-completion bash", "_fedman_completion", quick=True),
+    Action("install", "completion of the shell", "bash -c 'fedman --show-completion && true'", "_fedman_completion", quick=True),
     Action("install", "in Python", "python -c 'import fedman; print(fedman.list_algorithms()[:2])'", "fedavg"),
     Action("read", "names and keys", "fedman list", "zeta .*weight of the penalty", quick=True),
     Action("read", "the options of a command", "fedman run --help", "--resume", quick=True),
