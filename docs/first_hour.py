@@ -144,8 +144,8 @@ ACTIONS = (
 HEAD = f"""# The first hour
 
 Thirty actions of somebody who is new here, in an environment that holds fedman's wheel and its dependencies alone.
-`make first-hour` plays them; it fails where an action ends with another exit code, does not say what it should, or ends in
-a traceback. `SMALL` stands for `{SMALL}`.
+`make first-hour` plays them; it fails where an action ends with another exit code, does not say what it should, or
+ends in a traceback. `SMALL` stands for `{SMALL}`.
 
 | | what | command | exit code | says |
 | --- | --- | --- | --- | --- |
