@@ -12,6 +12,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from fedman.execution.base import Batch
 from fedman.execution.one_by_one import OneByOne
 from fedman.models.convnet import cifar_cnn, small_cnn, tiny_cnn
 from fedman.models.mlp import MLP
@@ -33,7 +34,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
 
 def seconds(model: OneByOne, W: Tensor, x: Tensor, y: Tensor) -> float:
     start = time.perf_counter()
-    model.gradient(W, x, y, None, 0.15)
+    model.gradient(W, Batch(x, y), 0.15)
     return time.perf_counter() - start
 
 

@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config, resolve
 from fedman.data import Dataset, load
+from fedman.execution.base import Batch
 from fedman.execution.one_by_one import OneByOne
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
@@ -150,7 +151,7 @@ def print_bytes() -> None:
     """The messages of one client in one round, for the paper's CIFAR-100 model."""
     model = cifar_cnn((3, 32, 32), CLASSES)
     w, x, y = flatten(model), torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1, dtype=torch.long)
-    terms = OneByOne(model, Classification(), MAN()).penalty_terms(w[None], x, y, None)
+    terms = OneByOne(model, Classification(), MAN()).penalty_terms(w[None], Batch(x, y))
     figures = MetricRecord(dict.fromkeys(("loss", *(TERM + name for name in terms)), 1.0))
     samples = json.dumps(asdict(SampleKind((3, 32, 32), CLASSES, True, (0.5,) * 3, (0.25,) * 3)))
 

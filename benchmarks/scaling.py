@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--device cuda] [--precision bf16] [--algorithm feddc] [--full]
 
 The paper's CIFAR CNN and 500 random images a client. Seconds of a round (median of three, without evaluation), and the
-device's memory that a client's rows in the tables and a client's part in a stacked step take. --full first fills the
-GPU's memory, so that the clients' tables do not fit and live in the host's.
+device's memory that all clients' rows and a client's part in a stacked step take. --full first fills the GPU's memory,
+so that the clients' rows do not fit and live in the host's.
 """
 
 import argparse
@@ -44,9 +44,7 @@ def main() -> None:
     cuda = device.type == "cuda"
     ballast: list[torch.Tensor] = []
     print(f"{options.algorithm}, {options.precision}, {torch.cuda.get_device_name() if cuda else 'cpu'}")
-    print(
-        f"{'clients':>8}{'a round':>9}{'s a round':>11}{'ms a client':>13}{'tables on':>11}{'GiB':>6}{'peak GiB':>10}"
-    )
+    print(f"{'clients':>8}{'a round':>9}{'s a round':>11}{'ms a client':>13}{'rows on':>11}{'GiB':>6}{'peak GiB':>10}")
     for case in options.cases:
         clients, cohort = map(int, case.split(":"))
         rounds = Rounds(clients, options.algorithm, options.device, options.precision)
@@ -64,7 +62,7 @@ def main() -> None:
             ballast.clear()
             seconds = seconds_of_a_round(rounds, cohort)
         peak = (torch.cuda.max_memory_allocated() - held) / GIB if cuda else float("nan")
-        home = rounds.state.clients.last.device.type
+        home = next(level.device.type for level in rounds.state.clients.levels if level.slots)
         row = f"{seconds:11.4f}{1e3 * seconds / cohort:13.2f}{home:>12}{tables / GIB:13.2f}{peak:10.2f}"
         print(f"{clients:8}{cohort:9}{row}", flush=True)
         del rounds, federation

@@ -20,8 +20,8 @@ from pathlib import Path
 from faults.tally import Row, Tally
 
 SECTIONS = (
-    *("kill", "disk", "finished", "symlinks", "settings", "files", "injection", "numerics", "determinism", "supply"),
-    *("mutation", "replies", "nodes", "orphans"),
+    *("kill", "disk", "many", "finished", "symlinks", "settings", "files", "injection", "numerics", "determinism"),
+    *("supply", "mutation", "replies", "nodes", "orphans"),
 )
 
 

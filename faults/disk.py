@@ -175,6 +175,7 @@ def checkpoints(tally: Tally, scratch: Path, whole: dict[str, str], small: bool)
     rng = random.Random(0)
     stopped = a_stopped_run(scratch, "stopped")
     description, tensors = (sorted(stopped.glob(f"checkpoint/*.{end}"))[-1] for end in ("json", "safetensors"))
+    rows = stopped / "checkpoint" / "clients.rows"
     few = 2 if small else 30
 
     def flip(path: Path) -> Callable[[Path], None]:
@@ -192,9 +193,9 @@ def checkpoints(tally: Tally, scratch: Path, whole: dict[str, str], small: bool)
     def field(**values: object) -> Callable[[bytes], bytes]:
         return lambda content: json.dumps({**json.loads(content), **values}).encode()
 
-    tries = [("checkpoint: bits flipped", flip(path)) for path in (description, tensors) for _ in range(few)]
-    tries += [("checkpoint: truncated", cut(path)) for path in (description, tensors) for _ in range(few // 2)]
-    tries += [("checkpoint: of another format", spoilt(description, field(format=f))) for f in (1, 3, "2", None, [])]
+    tries = [("checkpoint: bits flipped", flip(path)) for path in (description, tensors, rows) for _ in range(few)]
+    tries += [("checkpoint: truncated", cut(path)) for path in (description, tensors, rows) for _ in range(few // 2)]
+    tries += [("checkpoint: of another format", spoilt(description, field(format=f))) for f in (1, 2, 4, "3", None, [])]
     tries += [("checkpoint: edited by hand", spoilt(description, field(**{k: v}))) for k, v in EDITS.items()]
     for n in (0, 1, 500):
         early = spoilt(stopped / "rounds.jsonl", lambda content, n=n: content[:n])  # type: ignore[misc]

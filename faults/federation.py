@@ -15,7 +15,7 @@ from fedman.config import overrides, resolve
 from fedman.data import load
 from fedman.flower.app import new_project
 from fedman.runs.folder import RunFolder
-from tests.federations import simulator
+from tests.federations import forget, simulator
 from tests.flower.deployment import SOURCE, Deployment, TimeLimit
 
 CLIENTS, LIAR = 4, 3
@@ -95,8 +95,7 @@ def simulated(words: str, cohorts: Sequence[Sequence[int]], forgets: Sequence[in
     for cohort in cohorts:
         machine.round(state, list(cohort))
         for k in set(forgets).difference(cohort):
-            for rows in state.clients.memory.values():
-                rows[k] = 0
+            forget(state, [k])
     return machine.backend.executor.execution.parameters.unflatten(state.server["w"])
 
 

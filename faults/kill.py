@@ -118,7 +118,7 @@ def crash_points(tally: Tally, scratch: Path, small: bool) -> None:
 
 RESULTS = {
     *(".lock", "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "manifest.json"),
-    *("checkpoint", "round-000003.json", "round-000003.safetensors"),
+    *("checkpoint", "clients.rows", "round-000003.json", "round-000003.safetensors"),
 }
 
 

@@ -48,6 +48,8 @@ TARGETS = {
     ),
     "the MAN term": Target("penalties/man.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
     "screening in the simulator": Target("training/aggregate.py", ("training/test_rounds.py", REFERENCE)),
+    "validation part": Target("data/validation.py", ("data/test_validation.py",)),
+    "successive halving": Target("runs/tune.py", ("runs/test_tune.py",), ("progress", "Played.score")),
     "aggregation rules": Target("aggregation/*.py", ("aggregation/test_rules.py",)),
     "attacks": Target("training/attacks.py", ("training/test_attacks.py",)),
     "retry after lack of memory": Target(

@@ -141,6 +141,15 @@ def server_killed(stage: Stage) -> Path:
     return stage.finish(PATIENT, out)
 
 
+def run_stopped(stage: Stage) -> Path:
+    """The run is stopped by `flwr stop` after a round, and resumed once its app has ended."""
+    number, out = stage.submit(PATIENT)
+    stage.until_round(out, 1)
+    stage.deployment.flwr("stop", number, "here")
+    time.sleep(10)
+    return stage.finish(PATIENT, out)
+
+
 def superlink_killed(stage: Stage) -> Path:
     """The SuperLink is killed after round 1 with its ServerApp and restarted, and the run resumed."""
     _, out = stage.submit(PATIENT)
@@ -156,6 +165,7 @@ def superlink_killed(stage: Stage) -> Path:
 KILLED = {
     "SuperNode killed at work and restarted": node_killed,
     "ServerApp killed, resumed": server_killed,
+    "run stopped by flwr stop, resumed": run_stopped,
     "SuperLink killed, resumed": superlink_killed,
 }
 

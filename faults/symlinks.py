@@ -45,7 +45,7 @@ def links() -> Iterator[tuple[str, str, list[str]]]:
         yield "a link where a file is prepared", f"runs/new/.{name}.{{pid}}", new
     yield "a link for the checkpoints", "runs/new/checkpoint/", new
     yield "a link for the checkpoints", "runs/a/checkpoint/", old
-    for name in ("round-000001.json", "round-000001.safetensors", ".round-000001.json.{pid}"):
+    for name in ("round-000001.json", "round-000001.safetensors", ".round-000001.json.{pid}", "clients.rows"):
         yield "a link among the checkpoints", f"runs/new/checkpoint/{name}", new
     report = ["report", "runs", "--out", "page.html"]
     for place in ("page.html", "page_files/", "page_files/figures/", "page_files/tables/"):
@@ -55,6 +55,9 @@ def links() -> Iterator[tuple[str, str, list[str]]]:
     results = ["results", "runs", "--out", "rows.jsonl"]
     for place in ("rows.jsonl", ".rows.jsonl.{pid}"):
         yield "a link in the place of results", place, results
+    measured = ["flatness", "runs/a", "--samples", "10", "--top", "2", "--tol", "0.1", "--device", "cpu"]
+    for name in ("flatness.json", ".flatness.json.{pid}", "flatness-top.png", "flatness-top.svg"):
+        yield "a link in the place of a measurement", f"runs/a/{name}", measured
     yield "a link where runs are merged", "all/a/", ["sweep", "--merge", "runs", "--out", "all"]
 
 

@@ -26,4 +26,5 @@ CASES = {
     "fedlesam-d, last round": ("fedlesam-d", {"alpha": 0.3, "rho": 0.2, "last_round": True}),
     "fedacg": ("fedacg", {"mu": 0.3, "server_momentum": 0.6}),
     "fedgloss": ("fedgloss", {"alpha": 0.3, "rho": 0.1, "rho_local": 0.2}),
+    "fedgloss, scaled state": ("fedgloss", {"alpha": 0.3, "rho": 0.1, "rho_local": 0.2, "state_scale": 0.25}),
 }

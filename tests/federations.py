@@ -15,7 +15,7 @@ from fedman.errors import Diverged
 from fedman.execution.choice import choose
 from fedman.execution.executor import Executor
 from fedman.models.mlp import MLP
-from fedman.models.parameters import flatten
+from fedman.models.parameters import flatten, flatten_buffers
 from fedman.optimizers import SGD
 from fedman.penalties import MAN
 from fedman.runs.build import build, relative_sizes
@@ -44,7 +44,7 @@ def samples(sizes=SIZES, classes=4, features=5, seed=0) -> Samples:
     n = sum(sizes)
     x = torch.tensor(rng.normal(size=(n, features)) * 2)
     y = torch.tensor(rng.integers(0, classes, n))
-    parts = list(torch.arange(n).split(sizes))
+    parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     return Samples(x, y, x[:10], y[:10], parts, (0.0,), (1.0,), False)
 
 
@@ -93,6 +93,7 @@ def simulation(
         samples=data,
         training=training,
         initial=flatten(model).to(device, dtype),
+        initial_buffers=flatten_buffers(model).to(device, dtype) if made.buffers.names else None,
         is_weight=made.parameters.is_weight().to(device),
         relative_size=relative_sizes(data.sizes(range(len(data.parts)))),
         ids=range(len(data.parts)),
@@ -122,6 +123,12 @@ def play(machine: Simulation, cohorts=COHORTS):
     """All rounds; the final state and the outcomes."""
     state = machine.start()
     return state, [machine.round(state, cohort) for cohort in cohorts]
+
+
+def forget(state: RunState, clients, *names):
+    """Set these clients' memories of these names to zero, by default all of them."""
+    memory = {k: v.zero_() if k in names or not names else v for k, v in state.clients.memories(clients).items()}
+    state.clients.save(state.round, clients, state.clients.uploads(clients), memory)
 
 
 def batches(data: Samples, training: Training):

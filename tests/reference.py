@@ -160,7 +160,7 @@ def federate(name, hyper, w0, sizes, cohorts, batches, *, zeta, lr, lr_decay, de
             bar = bar + m
             theta = bar + momentum * m
         elif name == "fedgloss":
-            sigma = sigma - a / N * sum(x_last[k] - theta for k in S)
+            sigma = sigma - hyper.get("state_scale", 1) * a / N * sum(x_last[k] - theta for k in S)
             bar = bar + delta - sigma / a
             theta = bar - along(delta, rho, 1e-16)
         else:

@@ -362,7 +362,7 @@ BAD = [
     ({"penalty": NotAttached(0.1)}, "penalty: NotAttached.attach returned None"),
     ({"optimizer": "tests.test_api:NoUpdate"}, "optimizer: tests.test_api:NoUpdate does not define update"),
     ({"model": nn.Linear}, "model: <class 'torch.nn.modules.linear.Linear'> is neither a name nor an nn.Module"),
-    ({"model": nn.Linear(4, 1)}, "model: gives (1,) outputs a sample; 2 classes need as many"),
+    ({"model": nn.Linear(4, 1)}, "model: gives 1 output a sample; 2 classes need 2"),
     ({"model": nn.Linear(3, 2)}, "model: Linear cannot take samples of shape (4,)"),
     ({"model": nn.LSTM(4, 2)}, "model: LSTM returns tuple for 2 samples"),
     ({"model": "tests.test_api:LINES"}, "model: tests.test_api:LINES"),

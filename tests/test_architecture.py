@@ -136,16 +136,14 @@ def test_a_round_on_a_cpu_takes_the_listed_path(tmp_path):
 
 
 def test_a_round_of_stacked_runs_takes_the_listed_path(tmp_path, monkeypatch):
-    """With graphs that only take the steps, and the grouping of a GPU."""
+    """With graphs that only take the steps."""
     from fedman.cli import main
     from fedman.execution.executor import Executor
-    from fedman.runs import build, sweep
+    from fedman.runs import build
     from tests.federations import Loop
 
     graphs = Loop()
     monkeypatch.setattr(build, "Executor", lambda *given: Executor(*given, graphs))
-    real = sweep.groups
-    monkeypatch.setattr(sweep, "groups", lambda configs, device: real(configs, "cuda"))
     names = hops("Several runs stacked on a GPU")
     assert len(names) <= 8
     with walked(names) as entered, pytest.raises(SystemExit, match=r"^0$"):

@@ -61,7 +61,7 @@ HYPER = {
     "fedlesam": {"rho": 0.1, "last_round": False},
     "fedlesam-d": {"alpha": 0.1, "rho": 0.1, "last_round": False},
     "fedacg": {"mu": 0.001, "server_momentum": 0.85},
-    "fedgloss": {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05},
+    "fedgloss": {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05, "state_scale": 1.0},
 }
 
 
@@ -111,7 +111,7 @@ def test_all_mistakes_at_once():
         "6 mistakes",
         "rho: feddc has no such hyper-parameter (it has alpha, decayed)",
         "alhpa: no such key; did you mean alpha?",
-        "hyper: no such key",
+        "hyper: no such key; see fedman list",
         "zeta: should be a finite number, not 'nan'",
         "alpha: should be greater than or equal to 0, not '-1'",
         "decayed: should be a valid boolean, unable to interpret input, not 'maybe'",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from docs import first_hour
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -107,3 +109,114 @@ def test_the_page_of_algorithms_names_what_exists():
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == public
     for path in re.findall(r"`((?:src|tests)/[\w/.]+)`", page):
         assert (ROOT / path).exists(), path
+
+
+def test_coming_from_is_short_and_its_commands_parse():
+    page = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+    sections = page.split("\n## ")[1:]
+    assert [section.split("\n")[0] for section in sections] == [
+        "Flower", "pfl-research", "FL-bench", "PFLlib", "PyHessian",
+    ]  # fmt: skip
+    for block in re.findall(r"```(?:py|bash|sh|python)\n(.*?)```", page, re.DOTALL):
+        assert len(block.splitlines()) <= 10
+    from fedman.config import overrides, resolve
+    from fedman.data import lookup
+
+    for line in re.findall(r"^fedman run (.*)$", page, re.MULTILINE):
+        assert resolve(overrides(word for word in line.split(" --")[0].split()))
+    for name in re.findall(r"^fedman data get (.*)$", page, re.MULTILINE):
+        assert lookup(name).files
+
+
+@pytest.mark.slow
+def test_coming_from_runs_as_printed(tmp_path):
+    page = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("FedAvg") == 2
+
+
+def test_every_public_name_is_in_the_api_reference():
+    import fedman
+
+    page = (ROOT / "docs/site/api.md").read_text(encoding="utf-8")
+    named = re.findall(
+        r"^\.\. auto(?:class|function|exception):: (\w+)$", page.split("## `fedman.data`")[0], re.MULTILINE
+    )
+    assert sorted(named) == sorted(set(fedman.__all__) - {"__version__", "data"})
+
+
+def test_the_page_of_the_first_hour_lists_all_actions():
+    page = first_hour.PAGE.read_text(encoding="utf-8")
+    assert len(first_hour.ACTIONS) == 30
+    assert {action.kind for action in first_hour.ACTIONS} == {"install", "run", "read", "break", "extend", "measure"}
+    for action in first_hour.ACTIONS:
+        assert f"| {action.what} | `{action.command.replace(first_hour.SMALL, 'SMALL')}` | {action.code} |" in page
+
+
+@pytest.mark.slow
+def test_the_first_hour(tmp_path):
+    """The actions that need no torch end as expected; `make first-hour` plays them all."""
+    first_hour.prepare(tmp_path)
+    for action in (action for action in first_hour.ACTIONS if action.quick):
+        printed, wrong = first_hour.play(action, tmp_path, Path(sys.executable))
+        assert not wrong, f"{action.command}: {wrong}\n{printed}"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
+    words = ["sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", "docs/site", ".", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "url=README.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "docs/site/api.html").read_text(encoding="utf-8")
+    for name in ("fedman.run", "fedman.ActivationNorm", "fedman.data.load", "fedman.flatness.hutchpp"):
+        assert f'id="{name}"' in reference
+    assert "hutchpp" in (tmp_path / "searchindex.js").read_text(encoding="utf-8")
+    for page in tmp_path.rglob("*.html"):
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text(encoding="utf-8")
+        )
+        assert not fetched, page
+
+
+def printed_commands(page, verb):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^fedman {verb} (.*?)(?: +# (\d+).*)?$", text, re.MULTILINE)
+
+
+def test_tunings_of_the_pages_are_as_printed():
+    from fedman.cli.commands import _rounds, _words
+    from fedman.config import overrides
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import cells
+    from fedman.runs.tune import plan
+
+    lines = [*printed_commands("running.md", "tune"), *printed_commands("field.md", "tune")]
+    assert len(lines) == 3
+    for line, runs in lines:
+        words = line.split()
+        options = {w: words[i + 1] for i, w in enumerate(words) if w.startswith("--")}
+        grid = cells(
+            {"validation": 0.1, **overrides(w for w in words if "=" in w)}, find_sweep(options.get("--preset"))
+        )
+        assert plan(grid, _words("each", options.get("--each", "")), _rounds(options.get("--rungs", "")))
+        assert not runs or len(grid) == int(runs)
+    for line, runs in printed_commands("field.md", "sweep"):
+        words = line.split()
+        if "--preset" in words:
+            grid = cells(overrides(w for w in words if "=" in w), find_sweep(words[words.index("--preset") + 1]))
+            assert len(grid) == int(runs)
+
+
+def test_the_fields_page_names_what_was_tried():
+    from fedman.algorithms import ALGORITHMS
+    from fedman.paper.presets import TUNED
+
+    page = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1]: line for line in page.splitlines() if line.startswith("| ") and "`" in line}
+    for name, tried in TUNED.items():
+        (line,) = [line for first, line in rows.items() if ALGORITHMS[name].title in re.split(r"[;, ]+", first)]
+        assert all(f"`{key}`" in line for key in tried)
+        assert all(value in line for key, values in tried.items() if key != "decayed" for value in values)

@@ -28,7 +28,7 @@ from fedman.runs.records import Progress
 from fedman.runs.result import Result
 from fedman.tasks import TASKS, Task
 from fedman.training.attacks import ATTACKS, Attack
-from fedman.training.settings import LrSchedule
+from fedman.training.settings import BatchNorm, LrSchedule
 
 NOT_YET = "custom-" + 12 * "0"
 """The name of a partition that was given in Python, until its parts are known."""
@@ -43,6 +43,7 @@ def run(
     partition: Partition | None = None,
     partition_seed: int | None = None,
     unbalanced: float | None = None,
+    validation: float | None = None,
     clients: int | None = None,
     participation: float | None = None,
     cohort: Literal["bernoulli", "fixed"] | None = None,
@@ -60,6 +61,7 @@ def run(
     batch_size: int | None = None,
     optimizer: str | LocalOptimizer | None = None,
     keep_optimizer: bool | None = None,
+    batch_norm: BatchNorm | None = None,
     lr: float | None = None,
     lr_schedule: LrSchedule | None = None,
     warmup: int | None = None,
@@ -72,6 +74,8 @@ def run(
     eval_every: int | None = None,
     eval_others_every: int | None = None,
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] | None = None,
+    execution: Literal["auto", "kernels", "vmap", "branches", "plain"] | None = None,
+    deterministic: bool | None = None,
     chunk: int | None = None,
     checkpoint_seconds: float | None = None,
     keep_state: bool | None = None,

@@ -19,14 +19,14 @@ from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, did_you_mean, nearest
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Classification, Task
 from fedman.training.attacks import ATTACKS, Attack
-from fedman.training.settings import LrSchedule, Training
+from fedman.training.settings import BatchNorm, LrSchedule, Training
 
 if TYPE_CHECKING:
     from fedman.data import Dataset
@@ -35,6 +35,7 @@ CUSTOM = "custom"  # arrays or a module passed in from Python
 MAX_BYTES = 1 << 20  # of a configuration file
 MAX_DOTS = 2000  # in it
 MAX_MISTAKES = 40  # in one message
+HELD_OUT = 0.1  # `validation` of a tuning, where no other share is given
 TRAINING = Training()  # the defaults
 PARTS: dict[str, Registry[Any]] = {
     "task": TASKS,
@@ -52,13 +53,25 @@ UNSAID = {
     "task": next(iter(TASKS)),
     "aggregation": next(iter(AGGREGATIONS)),
     "attack": next(iter(ATTACKS)),
+    "validation": 0.0,
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
     "keep_optimizer": TRAINING.keep_optimizer,
     "log": "",
+    "execution": "auto",
+    "deterministic": True,
+    "batch_norm": TRAINING.batch_norm,
     **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
+
+OTHER_WORDS = {
+    "criterion": "task", "loss": "task", "metric": "task", "regularizer": "penalty", "method": "algorithm",
+    "strategy": "algorithm", "learning_rate": "lr", "local_epochs": "epochs", "num_clients": "clients",
+    "num_rounds": "rounds", "global_rounds": "rounds", "join_ratio": "participation", "fraction_fit": "participation",
+    "max_norm": "clip", "data": "dataset", "random_seed": "seed", "man": "zeta",
+}  # fmt: skip
+"""What other libraries call the keys."""
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -83,6 +96,9 @@ class Config(BaseModel):
     )
     partition_seed: Seed = Field(0, description="seed of the partition, apart from the run's")
     unbalanced: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="σ of log-normal client sizes")
+    validation: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the training samples that is held out and evaluated in place of the test set"
+    )
     clients: Count = Field(100, description="N, number of clients")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of clients in a round")
     cohort: Literal["bernoulli", "fixed"] = Field("bernoulli", description="cohorts of random or of fixed size")
@@ -105,6 +121,9 @@ class Config(BaseModel):
     batch_size: Count = Field(TRAINING.batch_size, description="B, samples a local step")
     optimizer: str = Field(next(iter(OPTIMIZERS)), description="local optimiser by name, or module:Name")
     keep_optimizer: bool = Field(TRAINING.keep_optimizer, description="clients keep the optimiser's state over rounds")
+    batch_norm: BatchNorm = Field(
+        TRAINING.batch_norm, description="batch-norm layers: average them, or local, each client its own (FedBN)"
+    )
     lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
     lr_schedule: LrSchedule = Field(
         TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine"
@@ -127,6 +146,10 @@ class Config(BaseModel):
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field(
         "auto", description="of products; auto: bf16 on CUDA, and for a large model on a CPU that has it; else fp32"
     )
+    execution: Literal["auto", "kernels", "vmap", "branches", "plain"] = Field(
+        "auto", description="how several clients are computed at once; auto: the fastest that serves the model"
+    )
+    deterministic: bool = Field(True, description="same seed, same bits on one GPU; false: the fastest kernels")
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
     checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
     keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
@@ -171,6 +194,10 @@ class Config(BaseModel):
     def flat(self) -> dict[str, bool | int | float | str]:
         """The keys that have a value, for `config.toml` and `summary.json`."""
         return {k: v for k, v in self.model_dump(exclude_none=True).items() if k not in UNSAID or v != UNSAID[k]}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process as its keys: the class has fields for the parts it names, and is made for them."""
+        return resolve, (self.flat(),)
 
 
 KEYS = Config.model_fields
@@ -330,8 +357,10 @@ def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     parts = registered() if foreign else ()
     known = config_class(parts).model_fields
     for key, value in foreign.items():
-        if key not in known:
-            yield f"{key}: no such key{nearest(key, [*own, *known])}"
+        if key in OTHER_WORDS:
+            yield f"{key}: no such key; fedman's is {OTHER_WORDS[key]}"
+        elif key not in known:
+            yield f"{key}: no such key{did_you_mean(key, [*own, *known]) or '; see fedman list'}"
         elif value is not None:
             owner = next(part for part in parts if key in hyperparameters(part))
             kind = next(kind for kind in PARTS if issubclass(owner, PARTS[kind].base))

@@ -24,14 +24,24 @@ class Interrupted(Exception):
     """A signal ended the run after a checkpoint was written. The command line exits with 128 + the signal."""
 
     def __init__(self, signum: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(signum, message)
         self.signum = signum
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?', or nothing if no name is similar."""
-    close = difflib.get_close_matches(word.lower(), names, 1, 0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    """'; did you mean X?', or nothing if no name is similar: a slip, which seldom changes the first letter.
+
+    >>> did_you_mean("mpl", ["mlp"]), did_you_mean("criterion", ["partition"])
+    ('; did you mean mlp?', '')
+    """
+    lower = word.lower()
+    for name in difflib.get_close_matches(lower, names, 3, 0.6):
+        if name[:1] == lower[:1] or difflib.SequenceMatcher(None, name, lower).ratio() > 0.8:
+            return f"; did you mean {name}?"
+    return ""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedman.algorithms import ALGORITHMS
+from fedman.execution.base import Batch
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from tests.cases import CASES
@@ -43,10 +44,10 @@ def test_the_reference_gradient_is_right():
         assert difference == pytest.approx(gradient[i], rel=1e-6, abs=1e-9)
     stacked = Vmapped(network(), TASK, PENALTY)
     assert stacked.parameters.sizes == PARAMETER_SIZES
-    batch = torch.tensor(x)[None], torch.tensor(y)[None], None
-    ours, loss = stacked.gradient(torch.tensor(w)[None], *batch, 0.7)
+    batch = Batch(torch.tensor(x)[None], torch.tensor(y)[None])
+    ours, loss, _ = stacked.gradient(torch.tensor(w)[None], batch, 0.7)
     np.testing.assert_allclose(ours[0].numpy(), gradient, **CLOSE)
     assert loss.item() == pytest.approx(ce, rel=1e-12)
     assert value == pytest.approx(
-        ce + 0.7 * sum(v.item() for v in stacked.penalty_terms(torch.tensor(w)[None], *batch).values())
+        ce + 0.7 * sum(v.item() for v in stacked.penalty_terms(torch.tensor(w)[None], batch).values())
     )

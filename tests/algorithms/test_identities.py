@@ -33,7 +33,7 @@ from fedman.algorithms.steps import climb, descend, norm
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from tests.cases import CASES
-from tests.federations import COHORTS, SIZES, TRAINING, network, play, samples, simulation
+from tests.federations import COHORTS, SIZES, TRAINING, forget, network, play, samples, simulation
 
 
 def close(a, b):
@@ -43,7 +43,7 @@ def close(a, b):
 class Untapped(Vmapped):
     """Gradients of the cross-entropy alone, by torch.func and a module of its own."""
 
-    def gradient(self, W, x, y, weight, zeta):
+    def gradient(self, W, batch, zeta):
         module = copy.deepcopy(self.model).requires_grad_(False)
 
         def loss(w, x, y, weight):
@@ -51,8 +51,8 @@ class Untapped(Vmapped):
             return (nn.functional.cross_entropy(out, y, reduction="none") * weight).sum()
 
         W = W.detach().requires_grad_()
-        ce = vmap(loss)(W, x, y, weight)
-        return torch.autograd.grad(ce.sum(), W)[0], ce.detach()
+        ce = vmap(loss)(W, batch.x, batch.y, batch.weight)
+        return torch.autograd.grad(ce.sum(), W)[0], ce.detach(), W.new_empty(len(W), 0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -234,7 +234,7 @@ def test_feddc_with_gradient_states_at_zero_is_feddyn_while_the_clip_is_off():
     state = dc.start()
     for cohort in COHORTS:
         dc.round(state, cohort)
-        state.clients.memory["g"].zero_()
+        forget(state, cohort, "g")
         state.server["g"].zero_()
     close(state.server["w"], play(simulation("feddyn", {"alpha": 0.3}, training=loose))[0].server["w"])
 

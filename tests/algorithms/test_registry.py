@@ -28,7 +28,7 @@ TABLE = {
     "fedlesam": ("FedLESAM", {"rho": 0.1, "last_round": False}, False),
     "fedlesam-d": ("FedLESAM-D", {"alpha": 0.1, "rho": 0.1, "last_round": False}, False),
     "fedacg": ("FedACG", {"mu": 1e-3, "server_momentum": 0.85}, False),
-    "fedgloss": ("FedGloSS", {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05}, False),
+    "fedgloss": ("FedGloSS", {"alpha": 0.01, "rho": 0.01, "rho_local": 0.05, "state_scale": 1.0}, False),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
-from fedman.training.state import ClientTables
+from fedman.training.client_rows import ClientRows
 from tests.cases import CASES
 from tests.federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
 from tests.reference import federate
@@ -33,7 +33,7 @@ def expected(name, hyper, data, cohorts, training=TRAINING):
 def check(federation, state, want):
     for model, w in federation.models(state).items():
         np.testing.assert_allclose(w.numpy(), want[model], err_msg=model, **CLOSE)
-    assert isinstance(state.clients, ClientTables)
+    assert isinstance(state.clients, ClientRows)
     np.testing.assert_allclose(state.clients.last.numpy(), want["x"], **CLOSE)
     for key, table in state.clients.memory.items():
         np.testing.assert_allclose(table.numpy(), want["clients"][key], err_msg=key, **CLOSE)

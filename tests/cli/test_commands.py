@@ -23,7 +23,9 @@ BAD_KEYS = [
     (["zeta=0.1", "zeta=0.2"], "zeta: given twice"),
     (["algoritm=feddc"], "algoritm: no such key; did you mean algorithm?"),
     (["Zeta=0.1"], "Zeta: no such key; did you mean zeta?"),
-    (["learning_rate=0.1"], "learning_rate: no such key"),
+    (["learning_rate=0.1"], "learning_rate: no such key; fedman's is lr"),
+    (["criterion=mse"], "criterion: no such key; fedman's is task"),
+    (["creterion=mse"], "creterion: no such key; see fedman list"),
     (["__class__=1"], "__class__: no such key"),
     (["model_config=1"], "model_config: no such key"),
     (["algorithm=feddcc"], "no algorithm named 'feddcc'; did you mean feddc?"),
@@ -124,7 +126,9 @@ BAD_KEYS = [
     (["--resume", "--out", "x" * 256], "x/config.toml: File name too long"),
     (["--config", "a\udcff.toml"], r"a\udcff.toml: No such file"),
     (["dataset=npz:a\udcff.npz"], "dataset: is not Unicode text"),
-    (["--device", "tpu"], "device: 'tpu' is not one of auto, cpu, cuda"),
+    (["--device", "tpu"], "device: 'tpu' is not one of auto, cpu, cuda, cuda:0, ..."),
+    (["--device", "cuda:x"], "device: 'cuda:x' is not one of auto, cpu, cuda, cuda:0, ..."),
+    (["--device", "mps"], "device: mps has no float64, in which clients are summed; use cpu"),
     (["--device", "cuda"], "device: no CUDA device is available"),
     (["dataset=cifar100", "data_dir=nowhere"], "fedman data get cifar100"),
     (["dataset=mnist", "data_dir=nowhere"], "fedman data get mnist"),
@@ -152,7 +156,7 @@ BAD_TOML = [
     ("rounds = " + "9" * 5000, "not a TOML file"),
     ("zeta = " + "[" * 5000, "not a TOML file"),
     ("".join(f"key{i} = 1\n" for i in range(1000)), "1000 mistakes\nkey0: no such key"),
-    ("".join(f"key{i} = 1\n" for i in range(1000)), "key39: no such key\nand 960 more\n"),
+    ("".join(f"key{i} = 1\n" for i in range(1000)), "key39: no such key; see fedman list\nand 960 more\n"),
     ('"a\\u001b[31m\\u202e" = 1', r"a\x1b[31m\u202e: no such key"),
     (f"{'a' * 100_000} = 1", "… "),
 ]
@@ -373,3 +377,15 @@ def test_the_command_is_a_module_too():
     done = subprocess.run([sys.executable, "-m", "fedman", "--help"], check=True, capture_output=True, text=True)
     for algorithm in ALGORITHMS.values():
         assert algorithm.title in done.stdout
+
+
+def test_version_and_the_names_a_shell_completes(capsys, monkeypatch):
+    from fedman.runs.version import version
+
+    main_ok(["--version"])
+    assert capsys.readouterr().out == f"fedman {version()}\n"
+    for name, value in {"COMPLETE": "complete_bash", "WORDS": "fedman sweep --preset paper-c", "CWORD": "3"}.items():
+        monkeypatch.setenv(f"{'_FEDMAN_' if name == 'COMPLETE' else 'COMP_'}{name}", value)
+    monkeypatch.setattr(sys, "argv", ["fedman"])
+    main_ok(None)
+    assert capsys.readouterr().out.split() == ["paper-cifar100", "paper-cifar10"]

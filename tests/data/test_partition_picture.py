@@ -11,7 +11,7 @@ from fedman.data import partition, partition_picture
 from fedman.errors import UserError
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (100, 100), (3, 2)])
+@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (100, 100), (3, 2), (2500, 5)])
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_draw(tmp_path: Path, suffix: str, clients: int, classes: int) -> None:
     labels = np.random.default_rng(0).integers(0, classes, 10_000)

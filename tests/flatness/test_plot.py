@@ -41,8 +41,12 @@ def test_lines_spectra_and_densities_are_drawn(tmp_path: Path) -> None:
     assert plot.spectrum({"a": torch.tensor([3.0, -1.0])}).axes[0].get_yscale() == "linear"
     nodes = [torch.tensor([0.0, 1.0], dtype=torch.float64)] * 2
     curve = Density(nodes, [torch.tensor([0.9, 0.1], dtype=torch.float64)] * 2, 4).curve()
+    precious = tmp_path / "precious"
+    precious.write_text("not ours")
+    (tmp_path / "two.svg").symlink_to(precious)
     figures = [plot.save(plot.densities({"a": curve}), tmp_path / name)[1] for name in ("one", "two")]
     assert figures[0].read_bytes() == figures[1].read_bytes()
+    assert precious.read_text() == "not ours"
 
 
 def test_bad_figures_are_refused(tmp_path: Path) -> None:

@@ -55,10 +55,22 @@ def test_a_convolutions_hessian_bounds_and_approximation(stride: int, padding: i
     assert spectral.left == pytest.approx(float(torch.linalg.eigvalsh(dense(model, x, y)[:18, :18])[-1]))
 
 
+def test_one_kronecker_product_is_no_bound() -> None:
+    """The mean over 16 positions of a convolution on constant images: too small by 16, the patch bound holds."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    check = layer_check(model, F.cross_entropy, torch.ones(2, 1, 6, 6), torch.tensor([0, 1]), "0")
+    assert check.one_product is not None
+    assert not check.one_product.holds
+    assert check.one_product.left / check.one_product.right == pytest.approx(16)
+    assert all(b.holds for b in check.bounds)
+    assert check.constant == pytest.approx(check.bounds[2].right / (9 * 36))  # k² = 9 and ‖a‖² = 36
+
+
 def test_a_kernel_that_covers_the_image_is_a_linear_layer() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten())
     check = layer_check(model, F.cross_entropy, *images(5), "0")
     assert check.approximation < 1e-12
+    assert check.one_product is None
     (bound,) = check.bounds
     assert bound.holds
 
@@ -82,6 +94,7 @@ def test_every_eigenvalue_lies_in_a_layers_interval(case: str) -> None:
     result = gershgorin(model, F.cross_entropy, x, y)
     assert result.outside == 0
     assert result.top.holds
+    assert max(result.blocks) <= float(result.eigenvalues[-1]) + 1e-12  # interlacing
     assert torch.allclose(result.eigenvalues, torch.linalg.eigvalsh(dense(model, x, y)), atol=1e-10)
     assert all(r > 0 for r in result.radii.values())
     narrow = {

@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from fedman.config import resolve
+from fedman.data import load
 from fedman.errors import TooFew, UserError
-from fedman.flower import client_data
+from fedman.flower import client_data, worker
 from fedman.flower.messages import SampleKind
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
@@ -69,6 +70,15 @@ def test_clients_train_on_their_own_files(tmp_path):
     for _ in range(2):
         machine.round(state, [0, 1, 2])
     assert torch.equal(torch.cat([v.flatten() for v in there.models["cloud"].values()]), state.server["w"])
+
+
+def test_public_data_are_looked_for_in_the_nodes_own_folder(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(worker, "load", lambda name, folder: asked.append((name, folder)) or load(name))
+    grid = LocalGrid.of(2, tmp_path / "memory", **{"data-dir": str(tmp_path / "data")})
+    config = resolve({"dataset": "digits", "clients": 2, "participation": 1, "rounds": 1, "epochs": 1, "model": "mlp"})
+    serve(grid, config, ServerOptions(wait=0.2, round_timeout=30.0, retries=0), out=tmp_path / "out", device="cpu")
+    assert set(asked) == {("digits", str(tmp_path / "data"))}
 
 
 def test_sizes_are_the_servers_knowledge(tmp_path):

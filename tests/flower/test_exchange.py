@@ -1,11 +1,19 @@
 """Which vectors each algorithm sends."""
 
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 from fedman.algorithms import ALGORITHMS
 from fedman.algorithms.fedlesam import FedLESAM
 from fedman.algorithms.fedsmoo import FedSMOO
 from fedman.flower.exchange import exchange
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_only_what_the_other_side_cannot_compute_is_sent():
@@ -35,3 +43,14 @@ class Difference(FedSMOO):
 
 def test_a_difference_of_memories_is_sent_too():
     assert exchange(Difference()).up == ("w", "m")
+
+
+@pytest.mark.slow
+def test_the_bytes_on_the_page_are_those_that_the_benchmark_prints():
+    page = (ROOT / "docs/flower.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [\w-]+ \| w.* \| [\d,]+ \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    printed = subprocess.run(
+        [sys.executable, "benchmarks/flower.py", "--bytes"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {*rows} <= {*printed.stdout.splitlines()}

@@ -141,6 +141,14 @@ def test_a_roster_says_whose_number_is_whose(grid, tmp_path):
     assert wanted[0] in shown
 
 
+def test_a_new_key_in_the_roster_takes_the_place_of_the_one_that_worked_before(grid):
+    keys = {k: fingerprint(load_pem_public_key(pem)) for k, (pem, _) in enumerate(ssh_keys(3))}
+    grid.keys = {100 + k: pem for k, (pem, _) in enumerate(ssh_keys(3))}
+    found = Roster(grid, [10, 10, 10], False, threading.Event(), keys, bound={0: "SHA256:an-older-key"})
+    found.refresh()
+    assert found.nodes == {0: 100, 1: 101, 2: 102}
+
+
 LINE = next(ssh_keys(1))[1]
 
 

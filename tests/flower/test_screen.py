@@ -250,3 +250,28 @@ def test_a_minority_of_liars_can_neither_pass_nor_have_others_refused(honest, li
     assert {who for who, _ in rows if who[0] == "honest"}.isdisjoint(found)
     if len(rows) >= 3:
         assert {who for who, far in rows if far > 200} <= set(found)
+
+
+def test_buffers_are_screened_too():
+    """By shape and numbers; their distance is for `outliers`. What a client keeps of its model may lie anywhere."""
+    sent = np.zeros(2, np.float32)
+    own = np.arange(P) == 2
+    expected = replace(EXPECTED, buffers=sent, own=own)
+
+    def with_buffers(values: list[float]) -> Message:
+        upload = {"w": spoilt(1e6), "v": EARLIER, "model.buffers": np.array(values, np.float32)}
+        return reply(upload=ArrayRecord({name: Array(v) for name, v in upload.items()}))
+
+    good = screen(with_buffers([3.0, 4.0]), expected)
+    assert good.shifted == 5.0
+    assert good.moved == pytest.approx(math.sqrt(P - 1))
+    with pytest.raises(Refused, match=r"^w: lies 1e\+06 from where it started"):
+        screen(with_buffers([3.0, 4.0]), replace(expected, own=None))
+    with pytest.raises(Refused, match=r"^model.buffers: 1 of 2 numbers are not finite"):
+        screen(with_buffers([math.nan, 4.0]), expected)
+    with pytest.raises(Refused, match=r"^model.buffers: is float32 \(3,\)"):
+        screen(with_buffers([1.0, 2.0, 3.0]), expected)
+    with pytest.raises(Refused, match=r"^upload: has 'v, w'; wanted are 'model.buffers, v, w'"):
+        screen(reply(), expected)
+    far = outliers({0: 1.0, 1: 1.0, 2: 90.0}, what="model.buffers")
+    assert far[2].startswith("model.buffers: lies 90")

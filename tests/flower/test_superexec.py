@@ -29,12 +29,14 @@ def test_it_ends_if_nobody_answers(monkeypatch):
     """A SuperNode or SuperLink that is gone does not leave its SuperExec behind."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)}
     monkeypatch.setattr(superexec, "PATIENCE", 0.5)
+    started = time.monotonic()
     try:
         with pytest.raises(UserError, match=r"^runtime-api-address: 127.0.0.1:1 does not answer \(.*refused\)"):
             main(ADDRESS)
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+    assert time.monotonic() - started < 15
 
 
 def stubborn(started):

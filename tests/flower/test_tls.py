@@ -73,6 +73,14 @@ def test_only_registered_keys_get_in(tmp_path):
             assert reason in federation.log(name)
             assert "SuperNode ID" not in federation.log(name)
 
+        (number,) = re.findall(r"SuperNode ID: (\d+)", federation.log("north"))
+        done = federation.flwr("supernode", "unregister", number, "here")
+        assert done.returncode == 0, done.stdout + done.stderr
+        federation.kill("north")
+        federation.start_node("north", wait=False)
+        assert federation.processes["north"].wait(120) == 1, federation.log("north")
+        assert "SuperNode ID" not in federation.log("north")
+
         config = tmp_path / "deployment" / "home" / "config.toml"
         config.write_text(config.read_text().replace(f'root-certificates = "{keys}/ca.crt"', "insecure = true"))
         plain = federation.flwr("list", "here")

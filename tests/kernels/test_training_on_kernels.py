@@ -38,7 +38,7 @@ def machine(
     n = 11
     x = torch.randint(0, 256, (n, 8, 8, 3), dtype=torch.uint8, generator=generator).to(device)
     y = torch.randint(0, 3, (n,), generator=generator).to(device)
-    parts = [p.to(device) for p in torch.arange(n).split([4, 3, 4])]
+    parts = [part.numpy() for part in torch.arange(n).split([4, 3, 4])]
     samples = Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
     monkeypatch.setattr(kernels, "available", lambda device: accelerated)
     torch.manual_seed(0)

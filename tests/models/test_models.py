@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedman.errors import UserError
+from fedman.execution.base import Batch
 from fedman.execution.vmapped import Vmapped
 from fedman.models import MODELS, OF_IDS, ManVariant, build, man_variant, takes_ids
 from fedman.penalties import MAN
@@ -71,7 +72,7 @@ def test_man_term_of_the_papers_models(name, shape, layers):
     assert [tuple(a.shape[1:]) for a in maps] == layers
     stacked = Vmapped(build(name, shape, 100), Classification(), MAN())
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    terms = stacked.penalty_terms(w, x, y, None)
+    terms = stacked.penalty_terms(w, Batch(x, y))
     torch.testing.assert_close(torch.stack(list(terms.values()))[:, 0], torch.stack([a.square().mean() for a in maps]))
 
 

@@ -230,6 +230,19 @@ def test_what_the_kernels_can_serve() -> None:
         assert mean_squares_of(penalty) is None
 
 
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_the_variance_over_a_batch_of_any_size(samples: int) -> None:
+    """The authors' Tiny-ImageNet term: Σ (a − mean)²/(B − 1) by hand; one sample has none, and no gradient of it."""
+    a = torch.randn(samples, 3, dtype=torch.float64, requires_grad=True)
+    squares = (a.detach() - a.detach().mean(0)).square().sum(0).mean() / max(samples - 1, 1)
+    found = mean_square_and_variance(a)
+    torch.testing.assert_close(found.detach(), a.detach().square().mean(1) + squares)
+    (gradient,) = torch.autograd.grad(found.sum(), a)
+    if samples == 1:
+        torch.testing.assert_close(gradient, 2 * a.detach() / 3)
+    assert gradient.isfinite().all()
+
+
 def test_variants_belong_to_a_model() -> None:
     MAN().check("mlp")
     MAN(man_variant="tiny-code", man_logits=False).check("tiny_cnn")

@@ -15,8 +15,10 @@ from faults.runs import fingerprint
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.runs import checkpoint, experiment
-from fedman.runs.checksums import digest
+from fedman.runs.checksums import Chain, digest
 from fedman.runs.folder import RunFolder
+from fedman.runs.row_file import RowFile
+from fedman.training.client_rows import ClientRows
 
 KEYS = {
     "model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20,
@@ -34,11 +36,12 @@ def stop_after(rounds):
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A run that was ended after its third round; the checkpoints of rounds 2 and 3."""
+    """A run that was ended after its third round; the checkpoints of rounds 2 and 3, and the clients' rows."""
     with pytest.raises(KeyboardInterrupt):
         fedman.run(**KEYS, out=tmp_path / "run", progress=stop_after(3))
     files = sorted((tmp_path / "run" / "checkpoint").iterdir())
-    assert [f.name for f in files] == [f"round-00000{t}.{end}" for t in (2, 3) for end in ("json", "safetensors")]
+    rounds = [f"round-00000{t}.{end}" for t in (2, 3) for end in ("json", "safetensors")]
+    assert [f.name for f in files] == ["clients.rows", *rounds]
     return tmp_path / "run"
 
 
@@ -60,10 +63,55 @@ def resumed(run, **changes):
 
 
 def test_only_rows_of_clients_seen_are_stored(stopped):
-    tensors = load_file(newest(stopped, "safetensors"))
-    seen = {k for record in RunFolder(stopped).read_rounds() for k in record["cohort"]}
+    played = [record["cohort"] for record in RunFolder(stopped).read_rounds()]
+    seen = {k for cohort in played for k in cohort}
     assert len(seen) < KEYS["clients"]
-    assert {len(tensors[name]) for name in ("last", "memory.h", "memory.g")} == {len(seen)}
+    tensors = load_file(newest(stopped, "safetensors"))
+    assert len(set(tensors["rows.record"].tolist())) == len(seen)
+    record = 3 * tensors["sel"].nbytes  # the last model, h and g
+    assert (stopped / "checkpoint" / "clients.rows").stat().st_size == record * sum(map(len, played))
+
+
+def test_a_checkpoint_writes_the_rows_that_changed(tmp_path, monkeypatch):
+    written = []
+    write = RowFile.write
+    monkeypatch.setattr(RowFile, "write", lambda file, ids, rows: (written.append(ids), write(file, ids, rows)))
+    fedman.run(**KEYS, out=tmp_path)
+    assert written == [record["cohort"] for record in RunFolder(tmp_path).read_rounds()]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_damaged_rows(stopped, whole, damage):
+    """Rows of the newest checkpoint alone give way to the one before it; rows of both are refused by name."""
+    path, tensors = stopped / "checkpoint" / "clients.rows", newest(stopped, "safetensors")
+    old, new = (set(load_file(p)["rows.record"].tolist()) for p in (tensors.with_stem("round-000002"), tensors))
+    length, content = 3 * load_file(tensors)["sel"].nbytes, bytearray(path.read_bytes())
+    both, before = max(old & new), {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
+    if damage == "flipped":
+        content[max(new - old) * length + length // 2] ^= 1
+        path.write_bytes(content)
+        assert resumed(stopped) == [3, 4, 5]
+        assert fingerprint(stopped) == whole
+        for p, good in before.items():
+            p.parent.mkdir(exist_ok=True)
+            p.write_bytes(good)
+        (stopped / "summary.json").unlink()
+        content[both * length + length - 1] ^= 1
+    path.write_bytes(content[: both * length + length - 1] if damage == "cut" else content)
+    if damage == "gone":
+        path.unlink()
+    with pytest.raises(UserError, match="every checkpoint is damaged; start again in a new folder"):
+        resumed(stopped)
+
+
+def test_rows_of_another_length_are_refused(stopped, monkeypatch):
+    """What is kept of a client is not all of it of the model's length."""
+    kept = ClientRows.notes
+    monkeypatch.setattr(
+        ClientRows, "notes", lambda rows: {"row": {**kept(rows)["row"], "memory.m": [3, "torch.int64"]}}
+    )
+    with pytest.raises(UserError, match=r"round-000003\.json: from another model; what it holds of a client is not"):
+        resumed(stopped)
 
 
 @pytest.mark.parametrize("end", ["safetensors", "json"])
@@ -118,20 +166,24 @@ def test_another_configuration_is_refused(stopped):
 def test_another_format_is_refused(stopped):
     path = newest(stopped, "json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(UserError, match=r"round-000003\.json: checkpoint format 99, this version reads 2; finish"):
+    with pytest.raises(UserError, match=r"round-000003\.json: checkpoint format 99, this version reads 3; finish"):
         resumed(stopped)
 
 
-def test_the_first_format_is_refused_with_the_way_out(stopped):
-    """It had neither version nor notes, and one hash."""
+@pytest.mark.parametrize("old", [1, 2])
+def test_earlier_formats_are_refused_with_the_way_out(stopped, old):
+    """The first had neither version nor notes, and one hash; in the second the rows stood among the tensors."""
     before = {}
     for path in stopped.glob("checkpoint/*.json"):
-        new = json.loads(path.read_text())
-        old = {key: new[key] for key in ("round", "seen", "seconds", "config")} | {"format": 1, "sha256": new["data"]}
-        path.write_text(json.dumps(old))
+        new = json.loads(path.read_text()) | {"format": old}
+        if old == 1:
+            new = {key: new[key] for key in ("format", "round", "seen", "seconds", "config")} | {"sha256": new["data"]}
+        path.write_text(json.dumps(new))
         before[path] = path.read_bytes()
     how = "finish the run with the version that wrote it, or start again in a new folder"
-    with pytest.raises(UserError, match=rf"^\S*round-000003\.json: checkpoint format 1, this version reads 2; {how}$"):
+    with pytest.raises(
+        UserError, match=rf"^\S*round-000003\.json: checkpoint format {old}, this version reads 3; {how}$"
+    ):
         resumed(stopped)
     assert {path: path.read_bytes() for path in before} == before
     assert len(RunFolder(stopped).read_rounds()) == 3
@@ -147,10 +199,51 @@ def test_an_earlier_versions_records_are_said_to_be_unchecked(stopped, whole):
     (stopped / "manifest.json").unlink()
     rounds = stopped / "rounds.jsonl"
     rounds.write_text(re.sub(r', "sum": "\w+"}', "}", rounds.read_text()))
+    unname_the_records(stopped)
     said = []
     experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
     assert said == [f"{stopped}: written by an earlier version, without checksums; its records are not checked"]
     assert fingerprint(stopped) == whole
+
+
+def test_a_checkpoint_that_names_no_records_is_said_to_be_an_earlier_versions(stopped, whole):
+    unname_the_records(stopped)
+    said = []
+    experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append)
+    assert said == [f"{stopped}: an earlier version's checkpoint; whether the records belong to it is not checked"]
+    assert fingerprint(stopped) == whole
+    assert "records" in json.loads(newest(stopped, "json").read_text())
+
+
+def unname_the_records(run):
+    """Make the checkpoints those of earlier versions."""
+    for path in run.glob("checkpoint/*.json"):
+        about = json.loads(path.read_text())
+        del about["records"]
+        path.write_text(json.dumps(about | {"sha256": digest(about)}))
+
+
+@pytest.mark.parametrize("other", ["seed", "time"])
+def test_records_of_another_run_are_refused(stopped, tmp_path, other):
+    """Sound in themselves: those of another seed, or of the same run at another time."""
+    foreign = tmp_path / "other"
+    fedman.run(**{**KEYS, "rounds": 3, "seed": int(other == "seed")}, out=foreign)
+    (stopped / "rounds.jsonl").write_bytes((foreign / "rounds.jsonl").read_bytes())
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    wanted = r"rounds\.jsonl: not the records that the checkpoint of round 3 belongs to; put this run's own file back"
+    with pytest.raises(UserError, match=wanted):
+        resumed(stopped)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_records_that_were_changed_with_their_checksums_are_refused(stopped):
+    path = stopped / "rounds.jsonl"
+    records = RunFolder(stopped).read_rounds()
+    records[1]["loss"] += 1
+    path.write_bytes(b"".join(map(Chain().line, records)))
+    assert len(RunFolder(stopped).read_rounds()) == 3
+    with pytest.raises(UserError, match="not the records that the checkpoint of round 3 belongs to"):
+        resumed(stopped)
 
 
 def test_a_changed_record_or_configuration_is_noticed_before_the_run_goes_on(stopped):

@@ -19,12 +19,14 @@ from faults.runs import fingerprint
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
+from fedman.execution.base import Batch
 from fedman.execution.device import pick_precision
 from fedman.execution.vmapped import Vmapped
 from fedman.models import build
 from fedman.models.mlp import MLP
 from fedman.models.parameters import flatten
 from fedman.penalties import MAN
+from fedman.runs.build import build as build_runs
 from fedman.runs.folder import RunFolder
 from fedman.tasks import Classification
 from tests.federations import SMALL
@@ -67,6 +69,21 @@ def test_bf16_on_a_cpu(chunk):
     for name, weights in full.models["all"].items():
         distance = (half.models["all"][name] - weights).norm() / weights.norm()
         assert 1e-5 < distance < 0.02, name
+
+
+def test_every_seed_draws_its_own():
+    """`seed` the weights and batches, `partition_seed` who has what, `schedule_seed` the cohorts."""
+
+    def drawn(**seed):
+        config = resolve({**SMALL, "rounds": 2, "unbalanced": 0.5, **seed})
+        (federation,) = build_runs([config], fedman.data.load("digits"), "cpu").federations
+        cohorts = [record["cohort"] for record in fedman.run(**{**SMALL, "rounds": 2, **seed}).rounds]
+        return federation.initial.tolist(), [part.tolist() for part in federation.samples.parts], cohorts
+
+    whole = drawn()
+    for seed, changes in (("seed", 0), ("partition_seed", 1), ("schedule_seed", 2)):
+        other = drawn(**{seed: 5})
+        assert [a != b for a, b in zip(whole, other, strict=True)] == [i == changes for i in range(3)], seed
 
 
 def test_what_a_run_writes(tmp_path):
@@ -158,12 +175,13 @@ def whole(tmp_path_factory):
 def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
     """Its run alone, as `fedman run --resume` would have it, is not the sweep."""
     words = [*FEDMAN, "sweep", "--preset", "digits", "model=mlp", "rounds=300", "seed=0,1", "--device", "cpu"]
-    process = subprocess.Popen([*words, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*words, "--workers", "1", "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     wait_for_rounds(process, tmp_path / "seed0", 2)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert err.endswith(f" is saved in {tmp_path / 'seed0'}; go on with the same command\n")
+    where = f"{tmp_path / 'seed0'} {tmp_path / 'seed1'}"
+    assert err.endswith(f" is saved in {where}; go on with the same command\n")
 
 
 @pytest.mark.xdist_group("kill")
@@ -307,5 +325,5 @@ def test_tiny_code_variant_is_the_authors_term():
     model(x[0])
     a1, a2, _, a4, a5 = maps
     want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
-    terms = stacked.penalty_terms(flatten(model)[None], x, y, None)
+    terms = stacked.penalty_terms(flatten(model)[None], Batch(x, y))
     torch.testing.assert_close(sum(terms.values())[0], want)

@@ -10,7 +10,7 @@ import pytest
 import fedman
 from fedman.errors import UserError
 from fedman.runs import folder as folder_module
-from fedman.runs import manifest
+from fedman.runs import manifest, row_file
 from fedman.runs.folder import SUMMARY as FILE
 from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
@@ -47,7 +47,7 @@ def test_checkpoints_leave_room_for_two_and_clear_what_was_left_half_done(tmp_pa
             (folder / ".round-000003.safetensors.123").write_bytes(b"half")
             (folder / "round-000001.safetensors").write_bytes(b"without its json")
         if folder.exists():
-            names.append(sorted(p.name for p in folder.iterdir()))
+            names.append(sorted(p.name for p in folder.iterdir() if p.name != row_file.NAME))
 
     fedman.run(**{**SMALL, "rounds": 5}, checkpoint_seconds=0.0, out=tmp_path, progress=look)
     pairs = [[f"round-{t:06d}.{end}" for t in rounds for end in ("json", "safetensors")] for rounds in ([1], [1, 2])]
@@ -76,7 +76,7 @@ def test_what_a_killed_process_staged_is_cleared(tmp_path):
 def test_checkpoints_before_the_last_are_cleared_later(tmp_path):
     """As if killed between the summary and the end."""
     fedman.run(**{**SMALL, "rounds": 2}, out=tmp_path)
-    names = {"round-000002.json", "round-000002.safetensors"}
+    names = {"round-000002.json", "round-000002.safetensors", row_file.NAME}
     for end in ("json", "safetensors"):
         (tmp_path / "checkpoint" / f"round-000001.{end}").touch()
     fedman.run(**{**SMALL, "rounds": 2}, out=tmp_path, resume=True)

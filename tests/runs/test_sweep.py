@@ -25,6 +25,7 @@ def played(grid, out, warn=print):
     names = []
     progress = [lambda record, cell=cell: names.append(cell.name) for cell in left]
     sweep.run(left, DIGITS, out, "cpu", progress, warn)
+    assert len(names) == sum(cell.config.rounds for cell in left) or warn is not print
     return list(dict.fromkeys(names))
 
 
@@ -75,10 +76,21 @@ def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
         for k, v in alone.models["cloud"].items():
             torch.testing.assert_close(result.models["cloud"][k], v, rtol=1e-9, atol=1e-11)
         assert json.loads((out / "summary.json").read_text())["stacked"] == 2
-    assert sweep.groups(configs, "cuda") == [[0, 1]]
-    assert sweep.groups(configs, "cpu") == [[0], [1]]
+    assert sweep.groups(configs, [True, True]) == [[0, 1]]
+    assert sweep.groups(configs, [False, False]) == [[0], [1]]
+    assert sweep.groups(configs, [True, True], workers=3) == [[0], [1]]
     others = [{"lr": 0.05}, {"alpha": 0.02}, {"decayed": True}]
-    assert sweep.groups(configs + [resolve({**keys, **other}) for other in others], "cuda") == [[0, 1, 3], [2], [4]]
+    assert sweep.groups(configs + [resolve({**keys, **o}) for o in others], [True] * 5) == [[0, 1, 3], [2], [4]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+def test_shards_are_every_cell_once_and_of_nearly_the_same_cost(count):
+    grid = cells({"algorithm": "fedavg,fedsam,feddyn", "seed": "0,1,2,3", "rounds": "10,30"})
+    shards = [sweep.shard(grid, i + 1, count) for i in range(count)]
+    assert sorted(cell.name for shard in shards for cell in shard) == sorted(cell.name for cell in grid)
+    costs = [sum(cell.cost for cell in shard) for shard in shards]
+    assert max(costs) - min(costs) <= 2 * max(cell.cost for cell in grid)
+    assert sweep.shard(grid, 1, count) == shards[0]
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

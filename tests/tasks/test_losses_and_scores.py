@@ -153,6 +153,7 @@ def test_figures_of_a_test_set(case, batch):
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_with_padding_is_one_without(case):
     """The clients of a chunk have batches of one size; samples that are not there have the weight 0."""
+    from fedman.execution.base import Batch
     from fedman.execution.one_by_one import OneByOne
     from fedman.execution.vmapped import Vmapped
     from fedman.models.parameters import flatten
@@ -166,9 +167,9 @@ def test_a_step_with_padding_is_one_without(case):
     share = torch.tensor([[1 / 6] * 6 + [0.0] * 3], dtype=torch.float64)
     for execution in (OneByOne, Vmapped):
         made = execution(model, task, PENALTY, "fp64")
-        alone = made.gradient(w, x[:, :6], y[:, :6], None, 0.3)
+        alone = made.gradient(w, Batch(x[:, :6], y[:, :6]), 0.3)
         for W, rows in ((w, 1), (w.expand(2, -1), 2)):
-            padded = made.gradient(W, x.expand(rows, -1, -1), y.expand(rows, *y.shape[1:]), share.expand(rows, -1), 0.3)
+            padded = made.gradient(W, Batch(*(v.expand(rows, *v.shape[1:]) for v in (x, y, share))), 0.3)
             for one, other in zip(alone, padded, strict=True):
                 torch.testing.assert_close(other, one.expand_as(other), **CLOSE)
 

@@ -109,7 +109,7 @@ def test_a_run_with_flipped_labels_is_the_run_on_such_data():
     data = load("digits")
     (federation,) = build_module.build([config], data, "cpu").federations
     assert len(federation.attackers) == 1
-    part = federation.samples.parts[next(iter(federation.attackers))].numpy()
+    part = federation.samples.parts[next(iter(federation.attackers))]
     y = data.y_train.copy()
     y[part] = 9 - y[part]
     attacked = experiment.run(config, device="cpu")
@@ -172,7 +172,7 @@ def test_resume_gives_the_same_bits(tmp_path, rule, attack):
 
 def test_runs_under_attack_stack_where_they_share_the_labels():
     def groups(**keys):
-        return sweep.groups([resolve({**SMALL, **keys, **each}) for each in ({}, {"seed": 1}, {"zeta": 0.1})], "cuda")
+        return sweep.groups([resolve({**SMALL, **keys, **o}) for o in ({}, {"seed": 1}, {"zeta": 0.1})], [True] * 3)
 
     assert groups(attack="sign-flip") == [[0, 1, 2]]
     assert groups(attack="label-flip") == [[0, 2], [1]]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedman.training.randomness import batch_counts, bits, cohort, plan
+from fedman.execution.hashing import bits
+from fedman.training.randomness import batch_counts, cohort, plan
 
 CPU = torch.device("cpu")
 

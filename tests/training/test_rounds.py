@@ -10,16 +10,15 @@ from torch import nn
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.backends.in_process import STEP, default_chunk
 from fedman.data.augment import PAD, Windows, gather, normalise
-from fedman.errors import Diverged, UserError
+from fedman.errors import Diverged
 from fedman.execution.executor import Stopped
-from fedman.execution.vmapped import Vmapped
 from fedman.models import build
 from fedman.training.aggregate import weighted_sum
 from fedman.training.batches import Samples
 from fedman.training.randomness import plan
 from fedman.training.settings import Training
 from tests.cases import CASES
-from tests.federations import COHORTS, PENALTY, TASK, TRAINING, Loop, network, play, samples, simulation, together
+from tests.federations import COHORTS, TRAINING, Loop, network, play, samples, simulation, together
 
 CPU = torch.device("cpu")
 
@@ -29,7 +28,7 @@ def images(sizes=(12, 7, 9, 10), size=12, classes=3) -> Samples:
     n = sum(sizes)
     x = torch.randint(0, 256, (n, size, size, 3), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, classes, (n,), generator=generator)
-    parts = list(torch.randperm(n, generator=generator).split(list(sizes)))
+    parts = [part.numpy() for part in torch.randperm(n, generator=generator).split(list(sizes))]
     return Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
 
 
@@ -71,13 +70,14 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
 
 def test_windows_are_mirrored_padded_crops():
     data = images()
-    x = normalise(data.x[data.table[[0, 2]]], data.mean, data.std, torch.float64)
     drawn = plan(5, 2, [0, 2], [12, 9], 2, 5, CPU, pad=PAD)
+    own = data.index([0, 2], drawn.longest)
+    x = normalise(data.x[own], data.mean, data.std, torch.float64)
     windows = Windows(x, images=True, augment=True)
     moved = 0
     for j in range(drawn.sample.shape[1]):
         batch = windows.take(drawn.sample[:, j], drawn.window[:, :, j])
-        where = data.table[[0, 2]].gather(1, drawn.sample[:, j])
+        where = own.gather(1, drawn.sample[:, j])
         straight = gather(data.x, where, drawn.window[:, :, j], data.mean, data.std, torch.float64)
         assert torch.equal(batch, straight.movedim(-1, -3))
         for s in range(2):
@@ -226,19 +226,6 @@ def test_default_chunk():
     assert default_chunk(200_000, CPU) == 1
     assert default_chunk(1_000, CPU) > 1
     assert default_chunk(200_000, torch.device("cuda")) > 1
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, whose batch statistics"),
-        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)), "1 is a Dropout with p=0.5"),
-        (nn.Sequential(nn.ReLU()), "Sequential has no parameters to train"),
-    ],
-)
-def test_models_that_cannot_be_federated_are_refused(model, message):
-    with pytest.raises(UserError, match=message):
-        Vmapped(model, TASK, PENALTY)
 
 
 def test_float32_follows_float64():

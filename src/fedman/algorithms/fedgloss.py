@@ -25,6 +25,8 @@ class FedGloSS(FedDyn):
 
     In the paper's letters α = 1/β, s_k = −h_k/β and σ = −h/β. With ρ = ρ_l = 0 it differs from FedDyn in one point: all
     of the quadratic term is inside the clip.
+
+    The released code divides what a round adds to h by the number of its clients once more: `state_scale` = 1/|S|.
     """
 
     title = "FedGloSS"
@@ -34,6 +36,7 @@ class FedGloSS(FedDyn):
 
     rho: float = hyperparameter(0.01, "ρ, length of the server's ascent")
     rho_local: float = hyperparameter(0.05, "ρ_l, length of a client's ascent")
+    state_scale: float = hyperparameter(1.0, "factor on what a round adds to the server's state; released code: 1/|S|")
 
     def step(self, w: Tensor, grad: Grad, server: State, client: State, hp: Local) -> Tensor:
         g = grad(climb(w, grad(w), self.rho_local, hp))
@@ -41,7 +44,7 @@ class FedGloSS(FedDyn):
 
     def update(self, server: State, mean: State, fraction: float) -> State:
         delta = mean["w"] - server["w"]
-        h = server["h"] + fraction * mean["h"]
+        h = server["h"] + self.state_scale * fraction * mean["h"]
         model = server["model"] + delta + h
         return {"w": model - delta * (self.rho / (norm(delta) + 1e-16)), "h": h, "model": model}
 

@@ -118,7 +118,7 @@ class InProcess:
     def _collect(self, assignment: Assignment, parts: list[Done]) -> Trained:
         """What the cohort's local work comes to; nothing waits for the device."""
         federation, state, cohort = assignment.federation, assignment.state, assignment.round.cohort
-        ends = [federation.finish(done.work, done.result, state.server) for done in parts]
+        ends = [federation.finish(done.work, done.result) for done in parts]
         memory, upload = (_join([end[i] for end in ends]) for i in (0, 1))
         attackers = [k for k in cohort if k in federation.attackers]
         if attackers:
@@ -137,8 +137,8 @@ class InProcess:
         """The uploads of the cohort if its models were w: all that is uploaded besides follows from them."""
         models = w.split([len(done.work) for done in parts])
         results = [replace(done.result, w=rows) for done, rows in zip(parts, models, strict=True)]
-        server, finish = assignment.state.server, assignment.federation.finish
-        return _join([finish(done.work, result, server)[1] for done, result in zip(parts, results, strict=True)])
+        finish = assignment.federation.finish
+        return _join([finish(done.work, result)[1] for done, result in zip(parts, results, strict=True)])
 
     def _make_room(self, clients: int) -> None:
         """So many clients at once were too many for the device's memory: half of them from now on."""

@@ -7,29 +7,62 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from fedman.algorithms import ALGORITHMS, hyperparameters
 from fedman.cli import data, flower
 from fedman.cli.flatness import flatness
-from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, given_keys, run_folder, run_keys
+from fedman.cli.options import (
+    ConfigOption,
+    Device,
+    Keys,
+    Out,
+    PresetOption,
+    Resume,
+    given_keys,
+    preset_names,
+    run_folder,
+    run_keys,
+)
 from fedman.cli.output import print_message, print_result, print_table
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 
+if TYPE_CHECKING:
+    from fedman.config import Preset
+    from fedman.runs.grid import Cell, Sweep
+    from fedman.runs.sweep import Table
+
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help=f"Federated learning that lands in flat minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
     "layerwise activation norms (MAN).",
 )
+
+
+def print_version(wanted: bool) -> None:
+    """`fedman --version`, the line that a report of a mistake needs."""
+    if wanted:
+        from fedman.runs.version import version
+
+        typer.echo(f"fedman {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -70,13 +103,24 @@ def run(
 @app.command()
 def sweep(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
-    preset: Annotated[str | None, typer.Option(help="a preset, or a table of the paper; see `fedman list`")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="a preset, or a table of the paper; see `fedman list`", autocompletion=preset_names),
+    ] = None,
     config: ConfigOption = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/sweep")
     ] = None,
     device: Device = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes", show_default="one a GPU; for small models one a core")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster that plays the runs")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="the I-th of N shares, for arrays of jobs")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="join the sweeps in these folders into --out")] = False,
+    tuned: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="the settings that `fedman tune` chose: folders, or tune.json")
+    ] = None,
 ) -> None:
     """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
 
@@ -84,40 +128,88 @@ def sweep(
 
     fedman sweep --preset paper-cifar100 algorithm=fedsam seed=0
 
-    fedman sweep --merge runs/a runs/b --out runs/all
+    fedman sweep --preset paper-cifar100 --shard 3/16 --out runs/part-3
+
+    fedman sweep --merge runs/part-1 runs/part-2 --out runs/all
+
+    fedman sweep --tuned runs/tune seed=0,1,2
     """
     if merge:
-        if out is None or not keys or preset or config:
+        if out is None or not keys or preset or config or tuned:
             raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
         from fedman.runs.merge import merge_sweeps
 
         typer.echo(merge_sweeps([Path(word) for word in keys], out))
         return
-    from fedman.cli.progress import sweep_progress, work_progress
-    from fedman.data import load
     from fedman.paper.presets import find_sweep
-    from fedman.runs.atomic import write_text
     from fedman.runs.grid import Sweep, cells
-    from fedman.runs.text_tables import markdown
 
-    base = find_sweep(preset)
+    if ray and workers:
+        raise UserError("--workers: a Ray cluster has its own; leave out one of --workers and --ray")
+    base: Preset | Sweep | None = find_sweep(preset)
+    if tuned:
+        if preset:
+            raise UserError(f"tuned: {tuned} holds whole settings; leave out --preset {preset}")
+        from fedman.runs.tune import chosen_sweep
+
+        base = chosen_sweep(tuned)
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
-    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "sweep")
+    out = out or Path("runs") / ("tuned" if tuned else base.name if isinstance(base, Sweep) else "sweep")
 
     from fedman.runs import sweep
 
+    if shard:
+        grid = sweep.shard(grid, *shard_numbers(shard))
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    with work_progress() as reading:
-        samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
-    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
-    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
-        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message)
-    made = sweep.tables(grid, out)
-    for table in made:
-        print_table(f"{table.title}, {out}", table.header, table.rows)
-    write_text(out / "table.md", "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in made))
+    play_cells(grid, left, out, device, ray or workers)
+    write_tables(sweep.tables(grid, out), out)
+
+
+@app.command()
+def tune(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
+    preset: Annotated[str | None, typer.Option(help="a preset, or a sweep of settings; see `fedman list`")] = None,
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/tune")
+    ] = None,
+    device: Device = "auto",
+    each: Annotated[str, typer.Option(metavar="KEY,...", help="choose once for every value of these keys")] = "",
+    rungs: Annotated[
+        str, typer.Option(metavar="ROUND,...", help="after these rounds the worse half of the settings stops")
+    ] = "",
+    best: Annotated[bool, typer.Option("--best", help="play nothing; print the commands of what was chosen")] = False,
+) -> None:
+    """Choose settings: a grid of runs, scored on training samples that are held out, never on the test set.
+
+    fedman tune algorithm=feddyn alpha=0.001,0.01,0.1 lr=0.03,0.1
+
+    fedman tune --each algorithm --rungs 25,50 algorithm=fedsam,fedasam rho=0.05,0.1,0.5 seed=0,1 rounds=100
+
+    fedman tune --best --out runs/tune
+    """
+    from fedman.config import HELD_OUT
+    from fedman.paper.presets import find_sweep
+    from fedman.runs.grid import Sweep, cells
+
+    base = find_sweep(preset)
+    out = out or Path("runs") / (base.name if isinstance(base, Sweep) else "tune")
+    if best:
+        print_best(out)
+        return
+    grid = cells({"validation": HELD_OUT, **given_keys(keys, config)}, base)
+
+    from fedman.runs.tune import next_runs, plan, table, write
+
+    planned = plan(grid, _words("each", each), _rounds(rungs))
+    for batch in planned.batches:
+        while work := next_runs(batch, planned, out):
+            play_cells(work, range(len(work)), out, device)
+            write(planned, out)
+    write_tables([table(write(planned, out))], out)
+    print_best(out)
 
 
 @app.command()
@@ -125,6 +217,9 @@ def results(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs, or results files")],
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
     replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
+    committed: Annotated[
+        bool, typer.Option("--committed", help="refuse runs whose code is in no commit and no release")
+    ] = False,
     flatness: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
     ] = None,
@@ -136,7 +231,7 @@ def results(
     from fedman.paper.flatness.flatness_json import copy_compact
     from fedman.runs.results import command
 
-    typer.echo(command(sources, out, replace))
+    typer.echo(command(sources, out, replace, committed))
     if flatness is not None:
         typer.echo(copy_compact(sources, flatness))
 
@@ -198,7 +293,7 @@ def print_listing() -> None:
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
         typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
-    typer.echo("sweeps (the paper's tables and figures; keys choose a part)")
+    typer.echo("sweeps (tables and figures of the paper and of the field; keys choose a part)")
     for name, sweep in SWEEPS.items():
         axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
         more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
@@ -215,8 +310,66 @@ def print_listing() -> None:
         typer.echo(f"  {name:18} {description} ({', '.join(titles)})")
 
 
+def play_cells(
+    grid: Sequence[Cell], left: Sequence[int], out: Path, device: str, workers: int | str | None = None
+) -> None:
+    """Play the runs of a grid that are left, with their data and their progress."""
+    from fedman.cli.progress import sweep_progress, work_progress
+    from fedman.data import load
+    from fedman.runs import sweep
+
+    with work_progress() as reading:
+        samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
+    work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
+    with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
+        sweep.run([grid[i] for i in left], samples, out, device, progress, print_message, workers)
+
+
+def write_tables(tables: Sequence[Table], out: Path) -> None:
+    """Print the tables of a sweep and write them to `table.md`."""
+    from fedman.runs.atomic import write_text
+    from fedman.runs.text_tables import markdown
+
+    for table in tables:
+        print_table(f"{table.title}, {out}", table.header, table.rows)
+    text = "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in tables)
+    write_text(out / "table.md", text)
+
+
+def print_best(out: Path) -> None:
+    """The commands that play what a tuning has chosen."""
+    from fedman.runs.tune import NAME, choices, file_of, read
+
+    found = read(out / NAME)
+    for choice in choices(found, out):
+        typer.echo(f"fedman run --config {shlex.quote(str(out / file_of(choice, found)))}")
+
+
+def _rounds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words("rungs", text)]
+    except ValueError:
+        raise UserError(f"rungs: {text!r} is not a list of rounds, as 100,250") from None
+
+
+def _words(option: str, text: str) -> list[str]:
+    """The words of a comma list; none of an empty one."""
+    words = text.split(",") if text else []
+    if not all(words):
+        raise UserError(f"{option}: {text!r} has an empty word")
+    return words
+
+
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
+
+
+def shard_numbers(text: str) -> tuple[int, int]:
+    """I and N of "I/N"."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UserError(f"--shard: {text!r} is not I/N with I from 1 to N, as in 3/16")
+    return int(number), int(count)
 
 
 @contextmanager
@@ -239,7 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
             with suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
     try:
-        app(arguments)
+        app(arguments, prog_name="fedman")
     except UserError as error:
         _exit(f"error: {error}", 2)
     except Diverged as error:

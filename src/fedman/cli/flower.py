@@ -79,4 +79,4 @@ def superexec(context: typer.Context) -> None:
 def require_flower() -> None:
     """Refuse to go on if Flower is not installed, and say how to install it."""
     if find_spec("flwr") is None or find_spec("ray") is None:
-        raise UserError("flower: not installed; pip install 'fedman[flower]'")
+        raise UserError("flower: not installed; pip install 'flwr[simulation]>=1.41,<1.43'")

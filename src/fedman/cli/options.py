@@ -12,10 +12,20 @@ from fedman.errors import UserError
 if TYPE_CHECKING:
     from fedman.config import Config
 
+
+def preset_names() -> list[str]:
+    """What a shell completes --preset with."""
+    from fedman.paper.presets import PRESETS, SWEEPS
+
+    return [*PRESETS, *SWEEPS]
+
+
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `fedman list`")]
-PresetOption = Annotated[str | None, typer.Option(help="start from a preset; see `fedman list`")]
+PresetOption = Annotated[
+    str | None, typer.Option(help="start from a preset; see `fedman list`", autocompletion=preset_names)
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU: cuda:0")]
 Out = Annotated[Path | None, typer.Option(help="folder for the results", show_default="runs/NAME")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 

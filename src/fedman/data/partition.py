@@ -244,28 +244,29 @@ def _dirichlet(
     pools = [pool.tolist() for pool in _pools(labels, classes)]
     prior = rng.dirichlet(np.full(classes, delta), len(sizes))
     left = np.array([bool(pool) for pool in pools])
-    cdf = _cdf(prior, left)
+    cdf: dict[int, list[float]] = {}  # of clients that have drawn since a class was emptied
     parts: list[list[int]] = [[] for _ in sizes]
     room, waiting = sizes.tolist(), list(range(len(sizes)))
     for turn, draw in rng.random((int(sizes.sum()), 2)).tolist():
         place = int(turn * len(waiting))
         k = waiting[place]
+        if k not in cdf:
+            cdf[k] = _cdf(prior[k], left)
         c = bisect_right(cdf[k], draw)
         parts[k].append(pools[c].pop())
         if len(parts[k]) == room[k]:
             waiting.pop(place)
         if not pools[c]:
             left[c] = False
-            cdf = _cdf(prior, left) if left.any() else cdf
+            cdf.clear()
     return parts
 
 
-def _cdf(prior: np.ndarray, left: np.ndarray) -> list[list[float]]:
+def _cdf(prior: np.ndarray, left: np.ndarray) -> list[float]:
     """Cumulative π_k over the classes that are left; the last entry is exactly 1."""
     mass = prior * left
-    mass[mass.sum(1) == 0] = left
-    cumulative = mass.cumsum(1)
-    return (cumulative / cumulative[:, -1:]).tolist()
+    cumulative = (mass if mass.any() else left.astype(float)).cumsum()
+    return (cumulative / cumulative[-1]).tolist()
 
 
 def _iid_order(labels: np.ndarray, order: IidOrder, rng: np.random.Generator) -> np.ndarray:

@@ -11,6 +11,7 @@ from fedman.data.partition import heterogeneity, table
 from fedman.errors import UserError
 
 FORMATS = (".png", ".svg")
+COLUMNS = 1000  # at most; of more clients neighbours are averaged
 
 
 def draw(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Path) -> None:
@@ -23,14 +24,20 @@ def draw(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Pa
     from matplotlib.figure import Figure
 
     counts, facts = table(labels, parts, classes), heterogeneity(labels, parts, classes)
-    clients = len(parts)
+    clients, sizes = len(parts), np.array([len(part) for part in parts])
+    group = -(-clients // COLUMNS)
+    if group > 1:
+        starts = np.arange(0, clients, group)
+        members = np.diff([*starts, clients])
+        counts = np.add.reduceat(counts, starts) / members[:, None]
+        sizes = np.add.reduceat(sizes, starts) / members
     figure = Figure(figsize=(np.clip(2 + clients * 0.22, 6, 12), np.clip(2 + classes * 0.22, 4, 9)))
     figure.set_layout_engine("constrained")
     top, main = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1, 5]})
     top.bar(
-        np.arange(clients),
-        [len(part) for part in parts],
-        width=0.8 if clients <= 50 else 1.0,
+        np.arange(len(sizes)) * group,
+        sizes,
+        width=0.8 if clients <= 50 else group,
         color="#2f6f9f",
         alpha=0.55,
     )
@@ -43,9 +50,10 @@ def draw(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int, path: Pa
     )
     shown = np.ma.masked_equal(counts.T, 0)
     scale = PowerNorm(0.5, vmin=0, vmax=counts.max())  # a root scale: most cells hold few samples
-    image = main.imshow(shown, aspect="auto", interpolation="nearest", cmap="YlGnBu", norm=scale)
+    extent = (-group / 2, (len(sizes) - 0.5) * group, classes - 0.5, -0.5)
+    image = main.imshow(shown, aspect="auto", interpolation="nearest", cmap="YlGnBu", norm=scale, extent=extent)
     figure.colorbar(image, ax=main, label="samples", pad=0.01)
-    main.set(xlabel="client", ylabel="class")
+    main.set(xlabel="client" if group == 1 else f"client (means of {group} neighbours)", ylabel="class")
     main.locator_params(integer=True)
     for axes in (top, main):
         axes.spines[["top", "right"]].set_visible(False)

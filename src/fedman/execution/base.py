@@ -2,6 +2,9 @@
 
 Row i of the losses depends on row i of the weights `[S, P]` alone, so one backward pass of their sum gives every row's
 own gradient.
+
+Models train in PyTorch's training mode, with the dropout and the batch statistics that `training_pass` says, and are
+evaluated in its evaluation mode.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +20,8 @@ from torch.func import functional_call
 
 from fedman.algorithms import Fused
 from fedman.errors import UserError
-from fedman.models.parameters import ParameterLayout
+from fedman.execution.training_pass import TrainingPass
+from fedman.models.parameters import ParameterLayout, flatten_buffers
 from fedman.penalties import Penalty, attach, check_terms
 from fedman.tasks import Task
 
@@ -25,21 +29,40 @@ ImageLayout = tuple[int, torch.dtype]
 """How an execution wants its images where it reads them from the stored bytes: zero padding in pixels, and type."""
 
 
+class Batch(NamedTuple):
+    """What S models are evaluated on in a step, a row for each."""
+
+    x: Any  # inputs [S, B, ...], in the form that `Execution.prepare` gives them
+    y: Tensor  # targets [S, B, ...]
+    weight: Tensor | None = None  # [S, B]: each sample's share in its batch's mean, 0 for padding; None: equal shares
+    key: Tensor | None = None  # [S] int64, from which random numbers of the forward pass come; None: zero
+    buffers: Tensor | None = None  # [S, Q], the models' buffers before the step; None: as the module has them
+
+    def row(self, i: int) -> Batch:
+        """What model i is evaluated on, without the dimension of models."""
+        return Batch._make(None if v is None else v[i] for v in self)
+
+
 class Execution(ABC):
     """A model, its task and its penalty as functions of flat weights. Not safe to share between threads: take a `copy`
     for each."""
 
-    stacks: ClassVar[bool] = True  # whether clients worked on together cost less than one after the other
+    title: str  # what a summary calls it
+    stacks: ClassVar[bool] = True  # whether on a CPU clients together cost less than one after the other
     image_layout: ImageLayout | None = None
     fused: Fused | None = None  # kernels for the steps of an algorithm
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         check_model(model)
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
-        self.parameters = ParameterLayout.of(model)
-        self._plain = copy.deepcopy(model).requires_grad_(False)
-        self._tapped = copy.deepcopy(model).requires_grad_(False)
+        self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
+        self._initial_buffers = flatten_buffers(model)
+        self._plain = copy.deepcopy(model).requires_grad_(False).train()
+        self._tapped = copy.deepcopy(model).requires_grad_(False).train()
+        self._evaluated = _for_evaluation(copy.deepcopy(model).requires_grad_(False))
         self._terms = attach(penalty, self._tapped)
+        self._device = torch.device("cpu")
+        self._special: bool | None = None  # whether training needs a `TrainingPass`, known after the first one
         self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
         self.scored: list[str] = []  # names of the task's scores, known after the first evaluation
 
@@ -48,42 +71,40 @@ class Execution(ABC):
         return type(self)(self.model, self.task, self.penalty, self.precision)
 
     @abstractmethod
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches `[S, B, ...]`.
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss `[S]` and the penalty's terms `[S, L]` of S models on their batches, in training mode, and their
+        buffers `[S, Q]` after it.
 
-        `weight` `[S, B]` is each sample's share in its batch's mean; None: equal shares. Unless
-        `penalised`, the terms are not evaluated and L = 0.
+        Unless `penalised`, the terms are not evaluated and L = 0.
         """
 
     def prepare(self, x: Tensor) -> Any:
-        """A batch in the form that `losses` and `gradient` take: what does not depend on the weights, done once."""
+        """Inputs in the form that `losses` and `gradient` take: what does not depend on the weights, done once."""
         return x
 
     def prepare_test(self, x: Tensor) -> Tensor:
         """The samples of a test set in the form that `scores` takes."""
         return x
 
-    def gradient(
-        self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient `[S, P]` of loss + ζ·Σ terms, and the loss `[S]`."""
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient `[S, P]` of loss + ζ·Σ terms, the loss `[S]`, and the buffers `[S, Q]` after it."""
         penalised = isinstance(zeta, Tensor) or zeta > 0
         W = W.detach().requires_grad_()
-        loss, terms = self.losses(W, x, y, weight, penalised)
+        loss, terms, buffers = self.losses(W, batch, penalised)
         objective = loss + zeta * terms.sum(-1) if penalised else loss
         (gradient,) = torch.autograd.grad(objective.sum(), W)
-        return gradient, loss.detach()
+        return gradient, loss.detach(), buffers
 
     @torch.no_grad()
-    def penalty_terms(self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-        """The terms `[S]` of the penalty by name, for the records."""
-        _, terms = self.losses(W, x, y, weight, penalised=True)
+    def penalty_terms(self, W: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The terms `[S]` of the penalty by name as training sees them, for the records."""
+        _, terms, _ = self.losses(W, batch, penalised=True)
         return dict(zip(self.terms, terms.unbind(-1), strict=True))
 
     @torch.no_grad()
     def scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`[B, 2 + K]` in float64: of one model `[P]` on a batch the weight of each sample, and times that weight its
-        loss and its K scores."""
+        """`[B, 2 + K]` in float64: of one model `[P + Q]`, parameters and buffers, on a batch the weight of each
+        sample, and times that weight its loss and its K scores."""
         out = self.outputs(w, x)
         scores = self.task.scores(out, y)
         self.scored = list(scores)
@@ -93,26 +114,67 @@ class Execution(ABC):
         return torch.cat([share, share * figures], 1)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """The outputs of one model `[P]` on a batch."""
-        return self._call(self._plain, w, x)
+        """The outputs of one model `[P + Q]` on a batch, in evaluation mode."""
+        return self._call(self._evaluated, self._named(w), x)
 
-    def _call(self, model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """One model `[P + Q]` as `module.load_state_dict` takes it, on the host."""
+        kept, own = self.model.state_dict(), dict(self.model.named_buffers())
+        found = self._named(w.cpu())
+        for name, v in own.items():
+            if name in found and not v.is_floating_point():
+                found[name] = found[name].round().to(v.dtype)
+            elif name in kept:
+                found.setdefault(name, v.detach().cpu())
+        return {name: v.clone() for name, v in found.items()}
+
+    def _named(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameters and buffers of one model `[P + Q]`."""
+        size = self.parameters.size
+        buffers = self.buffers.unflatten(w[size:]) if self.buffers.names else {}
+        return self.parameters.unflatten(w[:size]) | buffers
+
+    def _call(self, model: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The output of the module with these parameters and buffers; `tensors` then has what it left in the latter."""
+        dtype = next(iter(tensors.values())).dtype
+        if self._device != x.device:
+            self._bring_constants(x.device)
         with self._autocast(x.device):
-            return functional_call(model, self.parameters.unflatten(w), (x,)).to(w.dtype)
+            return functional_call(model, tensors, (x,)).to(dtype)
+
+    def _bring_constants(self, device: torch.device) -> None:
+        """Move the buffers that are no part of `buffers` to where the models are evaluated."""
+        for copied in (self._plain, self._tapped, self._evaluated):
+            for module in copied.modules():
+                for name, v in module.named_buffers(recurse=False):
+                    setattr(module, name, v.to(device))
+        self._device = device
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """bf16 products around the module, where that is asked for."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        """The loss and the terms `[L]` of one model `[P]`."""
-        out = self._call(self._tapped if penalised else self._plain, w, x)
+    def _loss(self, w: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the terms `[L]` and the buffers `[Q]` of one model `[P]` on a row of a batch."""
+        model = self._tapped if penalised else self._plain
+        tensors = self.parameters.unflatten(w)
+        if self.buffers.names:
+            before = self._initial_buffers.to(w) if batch.buffers is None else batch.buffers
+            tensors |= {name: v.clone() for name, v in self.buffers.unflatten(before).items()}
+        if self._special is False:
+            out = self._call(model, tensors, batch.x)
+        else:
+            with TrainingPass(batch.key, batch.weight) as forward:
+                out = self._call(model, tensors, batch.x)
+            self._special = forward.needed
+        y, weight = batch.y, batch.weight
         loss = self.task.mean_loss(out, y) if weight is None else (self.task.loss(out, y) * weight).sum()
+        buffers = self.buffers.flatten(tensors).detach() if self.buffers.names else loss.new_empty(0)
         if not penalised:
-            return loss, loss.new_empty(0)
+            return loss, loss.new_empty(0), buffers
         terms = check_terms(self.penalty, self._terms.terms(weight))
         self.terms = list(terms)
-        return loss, torch.stack(list(terms.values())).to(loss.dtype)
+        return loss, torch.stack(list(terms.values())).to(loss.dtype), buffers
 
 
 def is_large(size: int) -> bool:
@@ -121,12 +183,17 @@ def is_large(size: int) -> bool:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be averaged or stacked: batch statistics, dropout, a model without parameters."""
+    """Refuse a model without parameters."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model: {type(model).__name__} has no parameters to train")
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise UserError(f"model: {name} is a {kind}, whose batch statistics are not a client's own; use GroupNorm")
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise UserError(f"model: {name} is a {kind} with p={module.p}, which makes runs irreproducible; use p=0")
+
+
+def _for_evaluation(model: nn.Module) -> nn.Module:
+    """`model` in evaluation mode. Attention keeps the products of training: the fused ones round differently."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            module.training = True
+    return model

@@ -64,7 +64,8 @@ class Graphs:
                 raise
             except RuntimeError as error:
                 self._captured[key] = None
-                warnings.warn(f"no CUDA graph of this model, which is slower: {error}", stacklevel=2)
+                reason = " ".join(str(error).split())[:160]
+                warnings.warn(f"no CUDA graph of this model, which is slower: {reason}", stacklevel=2)
         return self._captured[key]
 
     def run(self, steps: Steps) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,14 +13,21 @@ from fedman.errors import UserError
 
 
 def pick_device(name: str) -> str:
-    """ "auto" is CUDA where there is one."""
+    """ "cpu" or "cuda", which is the current GPU; "auto" is CUDA where there is one, "cuda:1" makes GPU 1 current."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    kind, colon, number = name.partition(":")
+    if kind == "mps":
+        raise UserError("device: mps has no float64, in which clients are summed; use cpu")
+    if name != "cpu" and (kind != "cuda" or bool(colon) != (number.isascii() and number.isdecimal())):
+        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda, cuda:0, ...")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("device: no CUDA device is available; use auto or cpu")
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"device: {name!r} is not one of auto, cpu, cuda")
-    return name
+    if number and int(number) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device: there is no {name}; the {count} here are cuda:0 to cuda:{count - 1}")
+    if number:
+        torch.cuda.set_device(int(number))
+    return kind
 
 
 def pick_precision(name: str, device: str, large: bool = False) -> str:
@@ -51,6 +60,43 @@ def matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, conv.allow_tf32 = before
+
+
+@contextmanager
+def determinism(enabled: bool, device: str) -> Iterator[None]:
+    """On a GPU, for the time of a run: the same operations give the same bits, or the fastest kernels are used.
+
+    Operations that have no deterministic kernel run all the same, with PyTorch's warning. On a CPU they all have one.
+    """
+    if device != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    conv = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory
+    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(enabled, warn_only=True)
+    conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = enabled, not enabled, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+        conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = before
+
+
+@contextmanager
+def strictly_deterministic(enabled: bool) -> Iterator[None]:
+    """Operations without a deterministic kernel are errors. Attention has one, which it uses in this mode alone."""
+    if not (enabled and torch.are_deterministic_algorithms_enabled()):
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 @contextmanager

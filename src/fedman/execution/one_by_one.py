@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
+from fedman.execution.device import strictly_deterministic
 
 
 class OneByOne(Execution):
     """The module called once for every row. On a CPU this is faster than stacking, but for very small models."""
 
+    title = "plain"
     stacks = False
+    strict = False  # whether all that the module does has deterministic kernels
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        rows = [self._loss(W[i], x[i], y[i], None if weight is None else weight[i], penalised) for i in range(len(W))]
-        losses, terms = zip(*rows, strict=True)
-        return torch.stack(losses), torch.stack(terms)
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [self._loss(W[i], batch.row(i), penalised) for i in range(len(W))]
+        losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
+        return losses, terms, buffers
+
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        with strictly_deterministic(self.strict):
+            return super().gradient(W, batch, zeta)

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedman import kernels
+from fedman.penalties.autograd import transforms_active
+
 States = tuple[Tensor, ...]
 
 
@@ -33,14 +36,13 @@ def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
     """What `layer(x, hx)` returns."""
     if not isinstance(x, Tensor):
         raise NotImplementedError("packed sequences cannot be stacked")
-    if layer.dropout and layer.training:
-        raise NotImplementedError("dropout between recurrent layers cannot be stacked")
     single = x.ndim == 2
     x = x.unsqueeze(0 if layer.batch_first else 1) if single else x
     x = x.transpose(0, 1) if layer.batch_first else x  # [T, B, features]
     starts = _starts(layer, x, hx, single)
     ends: list[States] = []
     for depth in range(layer.num_layers):
+        x = _dropped(layer, x) if depth else x
         ways = []
         for way in range(2 if layer.bidirectional else 1):
             weights = _weights(layer, f"l{depth}{'_reverse' if way else ''}")
@@ -55,8 +57,21 @@ def _forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
     return out, tuple(last) if len(last) > 1 else last[0]
 
 
+def _dropped(layer: nn.RNNBase, x: Tensor) -> Tensor:
+    """The input `[T, B, features]` of a layer above another, dropped as one of the layer's own shape is."""
+    order = (0, 1) if layer.batch_first else (0, 0)
+    return nn.functional.dropout(x.transpose(*order), layer.dropout, layer.training).transpose(*order)
+
+
 def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Tensor]) -> tuple[Tensor, States]:
     """The outputs `[T, B, H]` of one layer in one direction, and its last states."""
+    if _has_kernels(layer, x):
+        biases = [weights[name] for name in ("bias_ih", "bias_hh") if name in weights]
+        gates = nn.functional.linear(x, weights["ih"], sum(biases[1:], biases[0]) if biases else None)
+        if torch.is_autocast_enabled("cuda"):  # under vmap the bias is added in its own precision
+            gates = gates.to(torch.get_autocast_dtype("cuda"))
+        out, end = _steps(gates, weights["hh"], *start)
+        return out, (out[-1], end)
     step = _STEPS[layer.mode]
     projected = nn.functional.linear(x, weights["ih"], weights.get("bias_ih"))  # of all steps at once
     state, outputs = start, []
@@ -66,6 +81,43 @@ def _sequence(layer: nn.RNNBase, x: Tensor, start: States, weights: dict[str, Te
             state = nn.functional.linear(state[0], weights["hr"]), *state[1:]
         outputs.append(state[0])
     return torch.stack(outputs), state
+
+
+def _has_kernels(layer: nn.RNNBase, x: Tensor) -> bool:
+    """Whether the GPU kernels take the steps of a layer."""
+    return layer.mode == "LSTM" and not layer.proj_size and x.dtype != torch.float64 and kernels.available(x.device)
+
+
+def _steps(x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The steps of one LSTM layer by the kernels: gates of the inputs, recurrent weights, first states ↦ outputs, c."""
+    from fedman.kernels.lstm import StackedLSTM
+
+    if transforms_active():
+        return _Steps.apply(x, w, h, c)
+    out, end = StackedLSTM.apply(x[None], w[None], h[None], c[None])
+    return out[0], end[0]
+
+
+class _Steps(torch.autograd.Function):
+    """`_steps` under vmap: the kernels get all models at once."""
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a transform of torch.func other than vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        from fedman.kernels.lstm import StackedLSTM
+
+        S = info.batch_size
+        stacked = [
+            v.expand(S, *v.shape) if dim is None else v.movedim(dim, 0) for v, dim in zip(inputs, in_dims, strict=True)
+        ]
+        return StackedLSTM.apply(*stacked), (0, 0)
 
 
 def _lstm(x: Tensor, h: Tensor, state: States) -> States:

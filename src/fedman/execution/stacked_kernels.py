@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman import kernels
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
 from fedman.models.convnet import ConvNet
 from fedman.penalties import Penalty, mean_squares_of
 from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
@@ -21,6 +21,8 @@ SAMPLES = 500  # of a test set for each copy of the model: the kernels want seve
 
 class StackedKernels(Execution):
     """Losses and gradients of all rows in a few launches; MAN's terms are found on the way, whether used or not."""
+
+    title = "kernels"
 
     def __init__(
         self,
@@ -69,16 +71,14 @@ class StackedKernels(Execution):
     def prepare_test(self, x: Tensor) -> Tensor:
         return self.kernels.prepare(x.movedim(1, -1))
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
-        loss, terms = self.kernels.losses(W, x, y, weight)
-        return loss, terms.index_select(1, self._places) if penalised else terms[:, :0]
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+        loss, terms = self.kernels.losses(W, batch.x, batch.y, batch.weight)
+        return loss, terms.index_select(1, self._places) if penalised else terms[:, :0], W[:, :0]
 
-    def gradient(
-        self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, zeta: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
         zetas = (zeta[:, None] if isinstance(zeta, Tensor) else zeta) * self._chosen
-        loss, _, gradient = self.kernels.gradient(W, x, y, zetas, weight)
-        return gradient, loss
+        loss, _, gradient = self.kernels.gradient(W, batch.x, batch.y, zetas, batch.weight)
+        return gradient, loss, W[:, :0]
 
     @torch.no_grad()
     def scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:

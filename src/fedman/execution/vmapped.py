@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedman.execution.base import Batch
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import unroll
 from fedman.penalties import Penalty
@@ -21,15 +20,19 @@ class Vmapped(OneByOne):
     stacked.
     """
 
+    title = "vmap"
     stacks = True
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         super().__init__(model, task, penalty, precision)
-        self._plain, self._tapped = unroll(self._plain), unroll(self._tapped)
+        for copied in (self._plain, self._tapped, self._evaluated):
+            unroll(copied)
 
-    def losses(self, W: Tensor, x: Any, y: Tensor, weight: Tensor | None, penalised: bool) -> tuple[Tensor, Tensor]:
+    def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         with sdpa_kernel(SDPBackend.MATH):
             if len(W) == 1:
-                return super().losses(W, x, y, weight, penalised)
-            stack = vmap(self._loss, in_dims=(0, 0, 0, None if weight is None else 0, None))
-            return stack(W, x, y, weight, penalised)
+                return super().losses(W, batch, penalised)
+            if batch.buffers is None and self.buffers.names:
+                batch = batch._replace(buffers=self._initial_buffers.to(W).expand(len(W), -1))
+            rows = Batch._make(None if v is None else 0 for v in batch)
+            return vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)

@@ -126,11 +126,13 @@ def clients(bounds: Mapping[str, ClientBound]) -> Figure:
 
 
 def save(figure: Figure, stem: Path | str) -> list[Path]:
-    """Save the figure as `stem`.png and `stem`.svg; the SVG's bytes are reproducible."""
+    """Save the figure as `stem`.png and `stem`.svg; the SVG's bytes are reproducible. Links are replaced."""
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            path.unlink(missing_ok=True)  # what a symbolic link leads to is not ours
         with rc_context({"svg.hashsalt": "fedman"}):
             figure.savefig(paths[0], dpi=150)
             figure.savefig(paths[1], metadata={"Date": None})

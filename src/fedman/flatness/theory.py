@@ -6,8 +6,10 @@ Layer l maps its input a to z = W a. With M_i = ∂²L_i/∂z² at sample i, and
     conv   H_W = (1/B) Σ_i (I ⊗ U_i) M_i (I ⊗ U_i)ᵀ     so λ_max(H_W) ≤ (1/B) Σ_i λ_max(M_i) ‖U_i‖²
 
 where the columns of U_i are the patches of a_i (for a linear layer on sequences: its rows). A pixel lies in at most k²
-patches of a k×k kernel, so ‖U_i‖² ≤ k²‖a_i‖². If λ_max(M_i) < 0 the bounds use 0: M ⊗ a aᵀ is singular. W is the
-layer's weight; its bias is another block.
+patches of a k×k kernel, so ‖U_i‖² ≤ k²‖a_i‖². Treating a convolution as one Kronecker product M̃_i ⊗ U_i U_iᵀ, with
+M̃_i the mean over the positions of M_i's diagonal blocks, drops all that positions have to do with each other: the
+bound (1/B) Σ_i λ_max(M̃_i) Σ_p ‖u_p‖² that follows is no bound (`LayerCheck.one_product`). If λ_max(M_i) < 0 the bounds
+use 0: M ⊗ a aᵀ is singular. W is the layer's weight; its bias is another block.
 """
 
 from __future__ import annotations
@@ -47,13 +49,17 @@ class LayerCheck:
 
     `identity` is ‖H − formula‖ / ‖H‖ (Frobenius), which is rounding error. `approximation` is the same for the formula
     of a convolution whose positions are treated as independent samples, H ≈ (1/B) Σ_i Σ_p M_i[p, p] ⊗ u_p u_pᵀ: 0 for
-    a linear layer. The bounds do not use that approximation.
+    a linear layer. The bounds do not use that approximation. `one_product` is what follows from one Kronecker product
+    M̃ ⊗ U Uᵀ with the mean M̃ of the diagonal blocks M[p, p]; it can fail. None for a layer with one position. `constant`
+    is the factor that mean ‖a‖² has in the bound: Σ λ_max(M_i) ‖a_i‖² / Σ ‖a_i‖².
     """
 
     name: str
     identity: float
     approximation: float
     bounds: list[Bound]
+    one_product: Bound | None
+    constant: float
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Gershgorin:
     radii: dict[str, float]
     eigenvalues: Tensor
     top: Bound  # λ_max(H) ≤ max_i λ_max(H_ii) + R_i
+    blocks: list[float]  # λ_max(H_ii): by interlacing none is above λ_max(H)
 
     @property
     def outside(self) -> int:
@@ -85,7 +92,7 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
     x = x.double() if x.is_floating_point() else x
     exact = Hessian(model, loss, (x, y), parameters=[f"{name}.weight"], dtype=torch.float64).dense()
     formula, near = torch.zeros_like(exact), torch.zeros_like(exact)
-    bounds = torch.zeros(3, dtype=torch.float64)
+    bounds, together, squares = torch.zeros(3, dtype=torch.float64), 0.0, 0.0
     for i in range(len(y)):
         a, outer = _around(model, layer, loss, x[i : i + 1], y[i : i + 1])
         patches = _patches(layer, a)
@@ -93,16 +100,22 @@ def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -
         formula += torch.einsum("up,apbq,vq->aubv", patches, outer, patches).reshape_as(exact) / len(y)
         near += torch.einsum("up,apbp,vp->aubv", patches, outer, patches).reshape_as(exact) / len(y)
         top = torch.linalg.eigvalsh(outer.reshape(o * p, o * p))[-1].clamp(min=0)
-        pixels = a.square().sum() * (layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1)
+        pixels = a.square().sum() * _overlap(layer)
         norms = torch.linalg.matrix_norm(patches, 2) ** 2, patches.square().sum(), pixels
         bounds += top * torch.stack(norms) / len(y)
+        mean = torch.einsum("apbp->ab", outer) / p
+        together += float(torch.linalg.eigvalsh(mean)[-1].clamp(min=0) * norms[1]) / len(y)
+        squares += float(a.square().sum()) / len(y)
     left = float(torch.linalg.eigvalsh(exact)[-1])
     names = ("‖U‖²", "‖U‖² (Frobenius)", "k²‖a‖²")
     sides = [Bound(f"λ_max ≤ mean λ_max(M)·{n}", left, float(b)) for n, b in zip(names, bounds, strict=True)]
+    one_product: Bound | None = Bound("λ_max ≤ mean λ_max(M̃)·‖U‖² (Frobenius)", left, together)
     if patches.shape[1] == 1:  # one position: the three are the same
-        sides = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))]
+        sides, one_product = [Bound("λ_max ≤ mean λ_max(M)·‖a‖²", left, float(bounds[1]))], None
     scale = exact.norm().clamp(min=torch.finfo(torch.float64).tiny)
-    return LayerCheck(name, float((exact - formula).norm() / scale), float((exact - near).norm() / scale), sides)
+    identity, approximation = (float((exact - other).norm() / scale) for other in (formula, near))
+    constant = float(bounds[2] / (_overlap(layer) * squares)) if squares else 0.0
+    return LayerCheck(name, identity, approximation, sides, one_product, constant)
 
 
 def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin:
@@ -112,15 +125,16 @@ def gershgorin(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Gershgorin
     matrix = (matrix + matrix.T) / 2
     entries = whole.layout.unflatten(torch.arange(whole.size))
     rows = {layer: torch.cat([entries[n].flatten() for n in names]) for layer, names in layers(model).items()}
-    intervals, radii = {}, {}
+    intervals, radii, blocks = {}, {}, []
     for i, mine in rows.items():
         values = torch.linalg.eigvalsh(matrix[mine][:, mine])
         others = (matrix[mine][:, other] for j, other in rows.items() if j != i)
         radii[i] = sum(float(torch.linalg.matrix_norm(block, 2)) for block in others)
         intervals[i] = float(values[0]) - radii[i], float(values[-1]) + radii[i]
+        blocks.append(float(values[-1]))
     eigenvalues = torch.linalg.eigvalsh(matrix)
     top = Bound("λ_max ≤ max λ_max(H_ll) + R_l", float(eigenvalues[-1]), max(high for _, high in intervals.values()))
-    return Gershgorin(intervals, radii, eigenvalues, top)
+    return Gershgorin(intervals, radii, eigenvalues, top, blocks)
 
 
 def _around(model: nn.Module, layer: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +159,11 @@ def _around(model: nn.Module, layer: nn.Module, loss: Loss, x: Tensor, y: Tensor
         return a, outer.reshape(z.shape[1], -1, z.shape[1], z[0, 0].numel())
     positions, outputs = z.numel() // z.shape[-1], z.shape[-1]
     return a, outer.reshape(positions, outputs, positions, outputs).permute(1, 0, 3, 2)
+
+
+def _overlap(layer: nn.Module) -> int:
+    """k²: in how many patches of the layer an entry of its input can lie."""
+    return layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
 
 
 def _patches(layer: nn.Module, a: Tensor) -> Tensor:

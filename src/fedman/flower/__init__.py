@@ -1,4 +1,4 @@
-"""The same algorithms on Flower, for machines that need not trust each other: `pip install 'fedman[flower]'`.
+"""The same algorithms on Flower, for machines that need not trust each other: `pip install '.[flower]'`.
 
 Flower's telemetry and update checks, and Ray's usage reports, are off by default; environment variables enable them.
 """

@@ -32,6 +32,7 @@ from fedman.training.aggregate import Trained, Transfers
 from fedman.training.federation import Assignment, Federation
 from fedman.training.randomness import batch_counts
 from fedman.training.round import Round
+from fedman.training.settings import BUFFERS
 from fedman.training.state import Notes
 
 SLACK = 1.01  # for rounding, on the distance a client can move
@@ -122,7 +123,9 @@ class FlowerBackend:
     ) -> None:
         self.federation, self.store, self.roster, self.service = federation, store, roster, service
         self.settings, self.samples = settings, samples
-        self.exchange = exchange(federation.algorithm)
+        buffers, own = federation.initial_buffers, federation.own
+        self.exchange = exchange(federation.algorithm, buffers is not None, own is not None)
+        self.own = None if own is None else own[: len(federation.initial)].cpu().numpy()
         self.keys: dict[int, str] = {}  # of the nodes whose replies were good
         self.named: set[int] = set()  # refused nodes that stand in a record
         self.figures = ("loss", *(TERM + name for name in terms))
@@ -174,7 +177,8 @@ class FlowerBackend:
         clients = [k for k in round.cohort if k not in good]
         timeout, theta = self.service.round_timeout, server["w"].cpu().numpy()
         vectors = {name: Array(server[name].cpu().numpy()) for name in self.exchange.down}
-        expected = {k: self._expected(round, theta, k) for k in clients}
+        buffers = server[BUFFERS].cpu().numpy() if BUFFERS in server else None
+        expected = {k: self._expected(round, theta, buffers, k) for k in clients}
         answers, keys = self._ask(expected, vectors)
         refused = {k: "not connected" for k in clients if k not in keys}
         refused |= {k: f"no reply within {timeout:g} s" for k in keys if k not in answers}
@@ -187,7 +191,10 @@ class FlowerBackend:
                 if answer.has_error() and answer.error.code == FORGOTTEN:
                     self.store.forgotten.add(k)
                     refused[k] += "; it starts without a memory when it is asked again"
-        for k, reason in outliers({k: reply.moved for k, reply in good.items()}, self.service.norm_factor).items():
+        factor = self.service.norm_factor
+        far = outliers({k: reply.shifted for k, reply in good.items()}, factor, BUFFERS)
+        far |= outliers({k: reply.moved for k, reply in good.items()}, factor)
+        for k, reason in far.items():
             refused[k] = reason
             del good[k]
         return refused, len(keys) * sum(len(v.data) for v in vectors.values())
@@ -235,6 +242,7 @@ class FlowerBackend:
         sent = {n: torch.stack([self._vector(reply.arrays[n]) for reply in used]) for n in self.exchange.up}
         hp = federation.local(round, clients, [self.steps[k] for k in clients])
         kept = (*algorithm.client, *algorithm.scratch)
+        server = {name: v for name, v in server.items() if name != BUFFERS}
         memory = {name: torch.zeros_like(sent["w"]) for name in kept}  # of no influence on what follows
         _, follows = algorithm.finish(sent["w"], server, {**memory, **algorithm.begin(server, memory, hp)}, hp)
         figures = {
@@ -253,7 +261,7 @@ class FlowerBackend:
     def _vector(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.federation.device)
 
-    def _expected(self, round: Round, theta: np.ndarray, k: int) -> Expected:
+    def _expected(self, round: Round, theta: np.ndarray, buffers: np.ndarray | None, k: int) -> Expected:
         """Client k's order, and what its reply must be."""
         federation, p = self.federation, self.federation.relative_size[k].item()
         how, norm = federation.training, float(np.linalg.norm(theta.astype(np.float64)))
@@ -261,10 +269,12 @@ class FlowerBackend:
         reach = federation.optimizer.reach(norm, self.steps[k], theta.size, round.lr, how.clip, decay)
         return Expected(
             order=Order(self.store.run, round.number, k, p, self.store.remembered(k), self.settings, self.samples),
-            arrays=self.exchange.up,
+            arrays=tuple(name for name in self.exchange.up if name != BUFFERS),
             figures=self.figures,
             theta=theta,
             bound=self.service.norm_bound or SLACK * reach,
             norm=self.service.norm_bound
             or SLACK * federation.algorithm.upload_norm(reach, self.steps[k] * (round.number + 1)),
+            buffers=buffers,
+            own=self.own,
         )

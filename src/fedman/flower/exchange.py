@@ -14,6 +14,7 @@ import torch
 
 from fedman.algorithms import Algorithm
 from fedman.training.check import trial
+from fedman.training.settings import BUFFERS
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class Exchange:
     up: tuple[str, ...]  # from it
 
 
-def exchange(algorithm: Algorithm) -> Exchange:
-    """What `algorithm` sends and receives in a round."""
+def exchange(algorithm: Algorithm, buffers: bool = False, local: bool = False) -> Exchange:
+    """What `algorithm` sends and receives in a round; with the models' `buffers`, if they have any.
+
+    Where clients keep parts of their models (`local`), the server does not know what they started from, and nothing
+    that they upload follows from their models.
+    """
     server = defaultdict(lambda: torch.full((1,), 0.3), w=torch.full((1,), 0.3))  # holds what has been read
     uploads, hp = [], trial(1, 1)
     for kept in (0.0, 0.7):  # with two memories: what changes with the memory must come from the client
@@ -35,5 +40,6 @@ def exchange(algorithm: Algorithm) -> Exchange:
         algorithm.step(torch.full((1, 1), 0.5), torch.cos, server, memory, hp)
         uploads.append(algorithm.finish(torch.full((1, 1), 0.2), server, memory, hp)[1])
     down = tuple(name for name in algorithm.server if name in server)
-    up = tuple(name for name in uploads[0] if name == "w" or not torch.equal(uploads[0][name], uploads[1][name]))
-    return Exchange(down, up)
+    told = {name for name in uploads[0] if local or name == "w" or not torch.equal(*(u[name] for u in uploads))}
+    more = (BUFFERS,) if buffers else ()
+    return Exchange((*down, *more), (*(name for name in uploads[0] if name in told), *more))

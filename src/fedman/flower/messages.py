@@ -3,13 +3,14 @@
 A round, server to client k (message type "train"):
 
 - `round`, a ConfigRecord, the fields of `Order`;
-- `server`, an ArrayRecord: the server's vectors that the algorithm reads on a client, `[P]` each, always `w`.
+- `server`, an ArrayRecord: the server's vectors that the algorithm reads on a client, `[P]` each, always `w`; and
+  `model.buffers` `[Q]`, where the model has buffers such as running statistics.
 
 And back:
 
 - `reply`, a ConfigRecord: `run`, `round`, `client` as they came;
 - `upload`, an ArrayRecord: the client's model `w`, `[P]`, and what else the server cannot compute from it
-  (`fedman.flower.exchange`);
+  (`fedman.flower.exchange`); its `model.buffers`;
 - `figures`, a MetricRecord: `loss`, and the terms of the penalty as `penalty.NAME`.
 
 A client's weight is not among them: the server knows it. Every node is asked once who it is (message type "query",

@@ -23,6 +23,7 @@ import numpy as np
 from fedman.data.npz import HEADERS
 from fedman.errors import UserError
 from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, UNREADABLE, UPLOAD, Order
+from fedman.training.settings import BUFFERS
 
 if TYPE_CHECKING:
     from flwr.app import Array, Message, RecordDict
@@ -61,6 +62,8 @@ class Expected:
     theta: np.ndarray  # [P], the model that was sent: arrays have its shape and dtype
     bound: float  # on the distance of the client's model from θ
     norm: float  # the largest norm of every other array
+    buffers: np.ndarray | None = None  # [Q], those that were sent; None: the model has none
+    own: np.ndarray | None = None  # [P]: entries that the client keeps, which lie anywhere; None: none
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Reply:
     arrays: Mapping[str, np.ndarray]
     figures: Mapping[str, float]
     moved: float  # distance of the client's model from θ
+    shifted: float = 0.0  # distance of its buffers from those that were sent
 
 
 def screen(answer: Message, expected: Expected) -> Reply:
@@ -80,17 +84,22 @@ def screen(answer: Message, expected: Expected) -> Reply:
     if said != tag or any(type(said[name]) is not type(tag[name]) for name in tag):
         wrong = ", ".join(f"{k} {said.get(k)!r:.40} for {v!r}" for k, v in tag.items() if said.get(k) != v)
         raise Refused(f"{REPLY}: is not a reply to this round's order ({wrong or _names(said)})")
-    arrays = read_arrays(content, UPLOAD, dict.fromkeys(expected.arrays, (theta.shape, str(theta.dtype))))
+    sent = {BUFFERS: expected.buffers} if expected.buffers is not None else {}
+    shapes = {name: (sent.get(name, theta).shape, str(theta.dtype)) for name in (*expected.arrays, *sent)}
+    arrays = read_arrays(content, UPLOAD, shapes)
     figures = _read_figures(content, expected.figures)
-    moved = {name: distance(v, theta if name == "w" else 0) for name, v in arrays.items()}
+    moved = {name: distance(v, 0) for name, v in arrays.items() if name not in ("w", *sent)}
+    shared = slice(None) if expected.own is None else ~expected.own
+    moved["w"] = distance(arrays["w"][shared], theta[shared])
     for name, far in moved.items():
         most = expected.bound if name == "w" else expected.norm
         if far > most:
             raise Refused(f"{name}: lies {far:.3g} from where it started; {most:.3g} is the most it can be")
-    return Reply(arrays, figures, moved["w"])
+    shifted = distance(arrays[BUFFERS], sent[BUFFERS]) if sent else 0.0
+    return Reply(arrays, figures, moved["w"], shifted)
 
 
-def outliers(distances: Mapping[int, float], factor: float = FACTOR) -> dict[int, str]:
+def outliers(distances: Mapping[int, float], factor: float = FACTOR, what: str = "w") -> dict[int, str]:
     """The clients further away than `factor` times the median of a round, with the reason.
 
     Fewer than three replies have no outliers: a single hostile client could choose their median. The median of an even
@@ -100,7 +109,8 @@ def outliers(distances: Mapping[int, float], factor: float = FACTOR) -> dict[int
         return {}
     median = sorted(distances.values())[(len(distances) - 1) // 2]
     return {
-        client: f"w: lies {far:.3g} from where it started, {far / median if median else math.inf:.3g} times the median"
+        client: f"{what}: lies {far:.3g} from where it started, {far / median if median else math.inf:.3g} times the "
+        "median"
         for client, far in distances.items()
         if far > factor * median
     }

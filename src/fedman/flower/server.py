@@ -17,6 +17,7 @@ from fedman.config import CUSTOM, PARTS, UNSAID, Config
 from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
+from fedman.execution.base import Batch
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
@@ -51,7 +52,7 @@ def serve(
 
     There is a checkpoint after every round. `stopping` is for callers whose main thread is another.
     """
-    refuse_attack(config)
+    refuse_simulated(config)
     require_packages(config.log)
     if done := finished_result(config, out, resume):
         return done
@@ -70,7 +71,7 @@ def serve(
         stack.enter_context(matmul_precision(built.precision))
         (federation,) = built.federations
         uploads = Path(out) / "uploads"
-        store = AcceptedUploads(federation.initial, uploads if service.keep_last else None)
+        store = AcceptedUploads(federation.initial_model, uploads if service.keep_last else None)
         keys = read_roster(Path(service.roster).expanduser(), config.clients) if service.roster else None
         sizes = federation.samples.sizes(range(config.clients))
         bound = store.keys if service.bind_keys else {}
@@ -95,8 +96,11 @@ def serve(
     return result
 
 
-def refuse_attack(config: Config) -> None:
-    """Attacks are simulated by those who train the clients, which a server does not."""
+def refuse_simulated(config: Config) -> None:
+    """What only those can do who train the clients and hold their samples, which a server does not."""
+    if config.validation:
+        where = "is for `fedman run` and `sweep`; on Flower the training samples stay with the clients"
+        raise UserError(f"validation: {config.validation:g} {where}")
     if config.attack != UNSAID["attack"]:
         raise UserError(f"attack: {config.attack} is for `fedman run` and `sweep`; on Flower nobody attacks on request")
 
@@ -116,5 +120,5 @@ def _terms(built: Built) -> list[str]:
     (federation,), execution = built.federations, built.executor.execution
     x, y = federation.samples.test(0, 1, federation.dtype)
     if not execution.terms:
-        execution.penalty_terms(federation.initial[None], x[None], y[None], None)
+        execution.penalty_terms(federation.initial[None], Batch(x[None], y[None]))
     return execution.terms

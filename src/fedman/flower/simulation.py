@@ -22,7 +22,7 @@ from fedman.data.catalog import own_files
 from fedman.errors import Interrupted, UserError
 from fedman.flower import client
 from fedman.flower.node import ALLOW
-from fedman.flower.server import refuse_attack, serve
+from fedman.flower.server import refuse_simulated, serve
 from fedman.flower.server_options import OPTIONS_FILE, ServerOptions
 from fedman.flower.worker import SHARED
 from fedman.runs.experiment import Progress, Result, finished_result
@@ -50,7 +50,7 @@ def simulate(
         if getattr(options, key) is not None:
             raise UserError(f"{key}: simulated clients have no data and no keys of their own; leave it out")
     options = options.model_copy(update={"bind_keys": False})  # Ray's nodes have other keys after a resume
-    refuse_attack(config)
+    refuse_simulated(config)
     if done := finished_result(config, out, resume):
         return done
     stopping, results = threading.Event(), list[Result]()

@@ -16,7 +16,7 @@ from fedman.config import CUSTOM, Config, resolve
 from fedman.data import Dataset, is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import UserError
-from fedman.execution.device import matmul_precision, one_thread_each, pick_device
+from fedman.execution.device import determinism, matmul_precision, one_thread_each, pick_device
 from fedman.flower import client_data
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
@@ -28,6 +28,7 @@ from fedman.runs.build import Built, build
 from fedman.training.federation import Federation
 from fedman.training.local_steps import run_local_steps
 from fedman.training.round import Round
+from fedman.training.settings import BUFFERS
 
 SHARED = "FEDMAN_SHARED_DATA"
 """Environment: an npz:PATH of which the clients on this machine take their parts; a simulation sets it."""
@@ -38,10 +39,11 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
     check_imports(json.loads(order.settings), node.allow)
     built = _build(order.settings, order.samples, node.data, node.data_dir, node.device)
     federation = _federation(built, order, own=bool(node.data))
-    algorithm, w = federation.algorithm, federation.initial
-    travels = exchange(algorithm)
-    shape = tuple(w.shape), str(w.dtype).removeprefix("torch.")
-    arrays = read_arrays(content, SERVER, dict.fromkeys(travels.down, shape))
+    w, buffers = federation.initial, federation.initial_buffers
+    travels = exchange(federation.algorithm, buffers is not None, federation.own is not None)
+    starts = dict.fromkeys(travels.down, w) | ({} if buffers is None else {BUFFERS: buffers})
+    dtype = str(w.dtype).removeprefix("torch.")
+    arrays = read_arrays(content, SERVER, {name: (tuple(v.shape), dtype) for name, v in starts.items()})
     vectors = {name: torch.from_numpy(v).to(w.device) for name, v in arrays.items()}
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
@@ -49,11 +51,11 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
     kept = memory.load(order.accepted, federation.memory) if federation.memory and order.accepted >= 0 else {}
     remembered = {name: kept.get(name, start).to(w.device)[None] for name, start in federation.memory.items()}
 
-    with one_thread_each(federation.device), matmul_precision(built.precision):
+    with one_thread_each(w.device), matmul_precision(built.precision), determinism(True, w.device.type):
         round = Round(order.round, [order.client], federation.training.rate(order.round))
         local = federation.work(federation.draw(round, [0]), vectors, remembered)
         result = run_local_steps(local, built.executor)
-    leaves, upload = federation.finish(local, result, vectors)
+    leaves, upload = federation.finish(local, result)
     if federation.memory:
         memory.save(order.round, {name: leaves[name][0] for name in federation.memory}, order.accepted)
     return (

@@ -146,7 +146,8 @@ class StackedConvNet:
         saved.inputs.append(a)
         ce, man = head.forward(a, y, share, partial, parts)
         for layer in self.variance_of:
-            man[:, layer] += saved.inputs[layer - len(self.stages) + 1].float().var(1).mean(1)
+            a = saved.inputs[layer - len(self.stages) + 1].float()
+            man[:, layer] += a.var(1, correction=min(1, a.shape[1] - 1)).mean(1)
         return ce, man, saved
 
     def _stage_forward(self, i: int, x: Tensor, saved: _Saved, man: Tensor) -> Tensor:
@@ -209,10 +210,10 @@ class StackedConvNet:
 
 def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
     """The gradient with respect to z of dman times the mean over features of Var_b(a), a = relu(z) [S, B, n]:
-    2·dman/(n·(B − 1))·(a − mean_b a) where a > 0."""
+    2·dman/(n·(B − 1))·(a − mean_b a) where a > 0; 0 for B = 1."""
     _, batch, n = a.shape
     v = a.float()
-    d = (2.0 / (n * (batch - 1)) * dman)[:, None, None] * (v - v.mean(1, keepdim=True))
+    d = (2.0 / (n * max(batch - 1, 1)) * dman)[:, None, None] * (v - v.mean(1, keepdim=True))
     return torch.where(a > 0, d, 0.0).to(a.dtype)
 
 

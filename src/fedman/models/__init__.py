@@ -1,7 +1,6 @@
 """The models by name. A new one is a file beside this and an entry here.
 
-Models are plain modules: none of them knows about penalties, clients or stacking. No batch statistics anywhere, so
-that a client's loss depends on its own weights alone. This module imports without torch.
+Models are plain modules: none of them knows about penalties, clients or stacking. This module imports without torch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ MODELS = {
     "tiny_cnn": "fedman.models.convnet:tiny_cnn",
     "small_cnn": "fedman.models.convnet:small_cnn",
     ANY_SHAPE: "fedman.models.mlp:MLP",
+    "dropout_cnn": "fedman.models.convnet:DropoutCNN",
     "resnet18_gn": "fedman.models.resnet:ResNet18",
+    "resnet18_bn": "fedman.models.resnet:resnet18_bn",
     "lstm": "fedman.models.text:LSTM",
     "transformer": "fedman.models.text:Transformer",
 }

@@ -1,7 +1,8 @@
 """A module's parameters as one flat vector: the only place that knows their order, shapes and names.
 
 A model is P numbers: its parameters in the order of `model.parameters()`, each flattened, joined one after the other.
-The backward pass of `unflatten` is one concatenation.
+The backward pass of `unflatten` is one concatenation. Its buffers, such as the running statistics of batch-norm, are a
+vector of their own, of Q numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class ParameterLayout:
         found = {name: p.shape for name, p in model.named_parameters() if chosen is None or name in chosen}
         return ParameterLayout(tuple(found), tuple(found.values()))
 
+    @staticmethod
+    def of_buffers(model: nn.Module) -> ParameterLayout:
+        """The buffers that training may change: of those in the module's `state_dict` the floating-point ones that are
+        finite, and the counters of batch-norm."""
+        kept = model.state_dict()
+        found = {name: v.shape for name, v in model.named_buffers() if name in kept and _changes(name, v)}
+        return ParameterLayout(tuple(found), tuple(found.values()))
+
     @property
     def sizes(self) -> list[int]:
         """The entries of each tensor."""
@@ -44,7 +53,7 @@ class ParameterLayout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Named tensors as a vector `[P]`."""
-        return torch.cat([tensors[name].flatten() for name in self.names])
+        return torch.cat([tensors[name].flatten() for name in self.names]) if self.names else torch.empty(0)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector `[..., P]` seen as named tensors `[..., *shape]`."""
@@ -53,9 +62,33 @@ class ParameterLayout:
 
     def is_weight(self) -> Tensor:
         """`[P]`: True for the entries of tensors whose name contains "weight"."""
-        return torch.tensor(["weight" in name for name in self.names]).repeat_interleave(torch.tensor(self.sizes))
+        return self.where(["weight" in name for name in self.names])
+
+    def where(self, chosen: Iterable[bool]) -> Tensor:
+        """`[P]`: True for the entries of the tensors chosen, a value for each."""
+        return torch.tensor(list(chosen), dtype=torch.bool).repeat_interleave(
+            torch.tensor(self.sizes, dtype=torch.int64)
+        )
+
+
+def batch_norm_entries(model: nn.Module) -> Tensor:
+    """`[P + Q]`: True for the scale, the shift and the statistics of batch-norm layers."""
+    modules = {name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    layouts = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
+    return torch.cat([each.where(name.rpartition(".")[0] in modules for name in each.names) for each in layouts])
 
 
 def flatten(model: nn.Module) -> Tensor:
     """A module's parameters as a vector `[P]`."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def flatten_buffers(model: nn.Module) -> Tensor:
+    """A module's buffers as a vector `[Q]`: see `ParameterLayout.of_buffers`."""
+    return ParameterLayout.of_buffers(model).flatten({name: v.detach() for name, v in model.named_buffers()})
+
+
+def _changes(name: str, v: Tensor) -> bool:
+    if v.is_floating_point():
+        return bool(v.isfinite().all())
+    return name.rpartition(".")[2] == "num_batches_tracked"

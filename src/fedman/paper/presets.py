@@ -1,4 +1,4 @@
-"""The paper's settings and sweeps by name, with the hyper-parameters it uses in each.
+"""The paper's settings and sweeps by name, with the hyper-parameters it uses in each; and the sweeps of docs/field.md.
 
 Whatever a preset does not set is the library's default, which is the paper's value.
 """
@@ -86,8 +86,58 @@ _SWEEPS: dict[str, tuple[Grid, ...]] = {
     ),
 }  # fmt: skip
 
+TUNED: dict[str, dict[str, tuple[str, ...]]] = {
+    "fedavg": {"lr": ("0.02", "0.03", "0.05", "0.1", "0.2", "0.3")},
+    "fedsam": {"rho": ("0.05", "0.1", "0.2"), "lr": ("0.03", "0.1")},
+    "fedasam": {"rho": ("0.2", "0.5", "1"), "lr": ("0.03", "0.1")},
+    "feddyn": {"alpha": ("0.01", "0.03", "0.1"), "lr": ("0.03", "0.1")},
+    "feddc": {"alpha": ("0.01", "0.03", "0.1"), "lr": ("0.03", "0.1")},
+    "fedspeed": {"alpha": ("0.01", "0.1"), "rho": ("0.05", "0.1", "0.2")},
+    "fedprox": {"mu": ("0.0001", "0.01", "0.1"), "lr": ("0.03", "0.1")},
+    "scaffold": {"decayed": ("false", "true"), "lr": ("0.03", "0.1", "0.2")},
+    "fedavgm": {"server_momentum": ("0.5", "0.8", "0.9"), "lr": ("0.03", "0.1")},
+    "fedadam": {"server_lr": ("0.003", "0.01", "0.03"), "lr": ("0.03", "0.1")},
+    "fedcm": {"alpha": ("0.1", "0.3", "0.6"), "lr": ("0.03", "0.1")},
+    "mofedsam": {"alpha": ("0.1", "0.3", "0.6"), "rho": ("0.03", "0.1")},
+    "fedgamma": {"rho": ("0.03", "0.1", "0.2"), "lr": ("0.03", "0.1")},
+    "fedsmoo": {"alpha": ("0.01", "0.1"), "rho": ("0.05", "0.1", "0.2")},
+    "fedlesam": {"rho": ("0.03", "0.1", "0.3"), "lr": ("0.03", "0.1")},
+    "fedlesam-d": {"alpha": ("0.01", "0.1"), "rho": ("0.03", "0.1", "0.3")},
+    "fedacg": {"server_momentum": ("0.5", "0.7", "0.85"), "lr": ("0.03", "0.1")},
+    "fedgloss": {"alpha": ("0.01", "0.1"), "rho_local": ("0.05", "0.1", "0.2")},
+}
+"""The field: six settings of each algorithm, its defaults among them. Every method is tuned with as many runs."""
+
+DECAYS = ("0.002", "0.004", "0.008")  # the paper's λ times 2, 4, 8
+
+
+def _penalty(name: str, *zetas: float) -> Grid:
+    return _grid("cifar100", ("fedavg", "feddc"), zetas, penalty=(name,), seed=("0", "1", "2"))
+
+
+_SWEEPS |= {
+    "field-tune": tuple(
+        Grid(
+            Preset({**PRESETS["cifar100-dir0.3"].keys, "eval_every": 25, "eval_others_every": 500}),
+            {"algorithm": (name,), "zeta": ("0", f"{ZETA['cifar100']:g}"), **tried},
+        )
+        for name, tried in TUNED.items()
+    ),
+    "field": (
+        _grid("cifar100", tuple(TUNED), (0, 0.15), partition=("dir0.3", "dir0.6"), seed=("0", "1", "2")),
+        _grid("cifar100", tuple(TUNED), (0, 0.15), partition=("iid",)),
+    ),
+    "field-penalties": (
+        _penalty("man-hidden", 0.15),
+        _penalty("man-logits", 0.15),
+        _penalty("activation-l1", 0.05, 0.15),
+        _penalty("feddecorr", 0.05, 0.1),
+        _grid("cifar100", ("fedavg", "feddc"), (0,), weight_decay=DECAYS, seed=("0", "1", "2")),
+    ),
+}
+
 SWEEPS = {name: Sweep(name, grids) for name, grids in _SWEEPS.items()}
-"""The paper's tables and figures, and the readings on which paper and code disagree (docs/paper.md)."""
+"""The paper's tables and figures, the readings on which paper and code disagree (docs/paper.md), and the field."""
 
 
 def find_preset(name: str | None) -> Preset | None:

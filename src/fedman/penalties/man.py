@@ -62,8 +62,8 @@ def mean_square(a: Tensor) -> Tensor:
 
 
 def mean_square_and_variance(a: Tensor) -> Tensor:
-    """`mean_square`, plus the unbiased variance of a feature over the batch, averaged over features."""
-    return mean_square(a) + a.var(0).mean()
+    """`mean_square`, plus a feature's unbiased variance over the batch (0 for one sample), averaged over features."""
+    return mean_square(a) + a.var(0, correction=min(1, len(a) - 1)).mean()
 
 
 def mean_absolute(a: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedman.algorithms import Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
-from fedman.data import Dataset, partition
+from fedman.data import Dataset, partition, validation
 from fedman.data.images import holds_images
 from fedman.errors import UserError
 from fedman.execution.base import is_large
@@ -21,11 +22,11 @@ from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
 from fedman.models import build as build_model
 from fedman.models import takes_ids
-from fedman.models.parameters import ParameterLayout, flatten
+from fedman.models.parameters import ParameterLayout, batch_norm_entries, flatten, flatten_buffers
 from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
-from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit
+from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit, warn_of_single_samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Federation
 from fedman.training.settings import Training
@@ -35,10 +36,12 @@ def stackable(config: Config) -> tuple[object, ...]:
     """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
     the algorithm's other numbers (a switch or a word of the algorithm decides the work).
 
-    Runs in a chunk share the labels: where attackers alter theirs, the seed and the partition say which."""
+    Runs in a chunk share the labels and what they are evaluated on: where attackers alter theirs, the seed and the
+    partition say which; where samples are held out, the partition's seed does."""
     numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool | str)]
-    samples = () if config.make_attack().relabels else ("seed", "partition", "partition_seed", "unbalanced")
-    apart = (*samples, "zeta", *numbers)
+    samples = () if config.make_attack().relabels else ("seed", "partition", "unbalanced")
+    seeds = () if config.make_attack().relabels or config.validation else ("partition_seed",)
+    apart = (*samples, *seeds, "zeta", *numbers)
     return tuple(sorted((k, v) for k, v in config.flat().items() if k not in apart))
 
 
@@ -61,10 +64,12 @@ def build(
     stopping: threading.Event | None = None,
     model: nn.Module | None = None,
     parts: Sequence[np.ndarray] | None = None,
+    whole_run: bool = False,
 ) -> Built:
     """The runs of several configurations that are `stackable`, or of one.
 
     `model` replaces the configured one; `parts` are the clients' samples where they are not the configured partition.
+    `whole_run`: all rounds are to be played in this process, so that compiling can pay.
     """
     first, where = configs[0], torch.device(device)
     task = first.make_task()
@@ -74,17 +79,25 @@ def build(
         else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
         for c in configs
     ]
+    if first.validation:
+        held = validation.held_out(data.y_train, first.validation, first.partition_seed)
+        data, split = validation.in_place_of_test(data, held), [validation.without(each, held) for each in split]
     models = [model if model is not None else initial_model(c.model, data, task, c.seed) for c in configs]
     samples = on_device(data, device, data.augment if first.augment is None else first.augment, takes_ids(models[0]))
     layout = ParameterLayout.of(models[0])
     precision = pick_precision(first.precision, device, is_large(layout.size))
     dtype = torch.float64 if precision == "fp64" else torch.float32
     check_fit(task, data, models[0], samples)
+    local = batch_norm_entries(models[0]).to(where) if first.batch_norm == "local" else None
+    if local is not None and not local.any():
+        raise UserError(f"batch_norm: local, but {type(models[0]).__name__} has no batch-norm layer; use average")
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
     aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
     attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
-    owned = [replace(samples, parts=[torch.as_tensor(part, device=device) for part in each]) for each in split]
+    owned = [replace(samples, parts=each) for each in split]
     owned = [relabelled(attack, who, each, data.classes) for who, each in zip(attackers, owned, strict=True)]
+    for each in owned:
+        warn_of_single_samples(models[0], each, first.batch_size)
     chunk = first.chunk or default_chunk(layout.size, where)
     execution = choose(
         models[0],
@@ -95,6 +108,8 @@ def build(
         chunk,
         (samples.inputs(samples.x[:2], dtype), samples.y[:2]),
         samples.shape if samples.images else (),
+        first.execution,
+        sum(gradients(config, algorithms[0], len(samples.x)) for config in configs) if whole_run else 0,
     )
     if not execution.stacks and where.type == "cpu":
         chunk = 1
@@ -108,9 +123,11 @@ def build(
             samples=own,
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),
+            initial_buffers=flatten_buffers(start).to(where, dtype) if execution.buffers.names else None,
             is_weight=layout.is_weight().to(where),
             relative_size=relative_sizes([len(p) for p in own.parts]),
             ids=range(len(own.parts)),
+            own=local,
             longest=longest,
             image_layout=execution.image_layout,
             fused=execution.fused,
@@ -122,6 +139,13 @@ def build(
     ]
     evaluator = Evaluator(executor, samples, dtype, parts=data.test_parts)
     return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))
+
+
+def gradients(config: Config, algorithm: Algorithm, samples: int) -> int:
+    """About how many gradients of single clients a run computes."""
+    batches = max(1, round(samples / config.clients / config.batch_size))
+    steps = config.rounds * config.participation * config.clients * config.epochs * batches
+    return round(steps * algorithm.gradients_per_step)
 
 
 def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:

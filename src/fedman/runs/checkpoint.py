@@ -1,7 +1,8 @@
 """Checkpoints: a run's state between two rounds, as safetensors and a JSON with both hashes. Never executed.
 
-Clients that have not taken part yet still are where they started, so only the rows of those seen are stored. The
-JSON is written after the tensors; the two newest checkpoints are kept, and a damaged one gives way to the other.
+What is kept of clients in this process lies in a file of its own (`fedman.runs.row_file`), to which only the rows that
+have changed are written; the tensors say where in it they are. The JSON is written last; the two newest checkpoints
+are kept, and a damaged one gives way to the other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NotRequired
 
 import torch
 from safetensors import SafetensorError
@@ -16,13 +18,14 @@ from safetensors.torch import load_file, save_file
 from typing_extensions import TypedDict
 
 from fedman.errors import UserError
+from fedman.runs import row_file
 from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
 from fedman.runs.checksums import digest, file_sha256
 from fedman.runs.records import Count, Seconds, Settings, check, content, decisive, differing, is_extended, parse
 from fedman.runs.version import version
 from fedman.training.state import Notes, RunState
 
-FORMAT = 2
+FORMAT = 3
 KEEP = 2
 NAME = re.compile(r"round-(\d{6,})\.json")
 OURS = re.compile(r"(round-\d{6,})\.(json|safetensors)|\.(round-\d{6,})\.(json|safetensors)\.\d+")  # final, staged
@@ -43,16 +46,18 @@ class Description(TypedDict):
     seconds: Seconds
     data: str  # the hash of the tensors' file
     config: Settings
+    records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
     sha256: str  # the hash of all the above
 
 
-def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> None:
-    """Write the state after a finished round."""
+def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:
+    """Write the state after a finished round, whose record has the checksum `records`."""
     refuse_link(folder)
     with writing(folder):
         folder.mkdir(exist_ok=True)
     seen = [k for k, yes in enumerate(state.seen) if yes]
-    tensors = {name: v.detach().cpu().contiguous() for name, v in _tensors(state, seen).items()}
+    found = _vectors(state) | state.clients.tensors(seen)
+    tensors = {name: v.detach().cpu().contiguous() for name, v in found.items()}
     data = folder / f"round-{state.round:06d}.safetensors"
     write_whole(data, lambda path: save_file(tensors, path))
     about: Description = {
@@ -64,6 +69,7 @@ def save(folder: Path, state: RunState, settings: Settings, seconds: float) -> N
         "seconds": seconds,
         "data": file_sha256(data),
         "config": decisive(settings),
+        "records": records,
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})
@@ -77,7 +83,7 @@ def prune(folder: Path, keep: int) -> None:
     kept = {path.stem for path in _newest_first(folder)[:keep]}
     with writing(folder):
         for path in folder.iterdir():
-            if OURS.fullmatch(path.name) and path.stem not in kept:
+            if (OURS.fullmatch(path.name) and path.stem not in kept) or (path.name == row_file.NAME and not kept):
                 path.unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -97,9 +103,16 @@ def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[s
             raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
         if not {*about["seen"]} <= {*range(len(state.seen))}:
             raise UserError(f"{path}: from another configuration; it names clients beyond the {len(state.seen)}")
-        for name, v in _tensors(state, about["seen"]).items():
+        for name, v in _vectors(state).items():
             if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (v.shape, v.dtype):
                 raise UserError(f"{path}: from another model; {name} is not of shape {list(v.shape)} and {v.dtype}")
+        if about["notes"].get("row") != (row := state.clients.notes().get("row")):
+            raise UserError(f"{path}: from another model; what it holds of a client is not {row}")
+        try:
+            state.clients.restore(about["seen"], tensors, about["notes"])
+        except row_file.Damaged as error:
+            warn(f"{error}; trying the checkpoint before {path}")
+            continue
         if about["version"] != version():
             warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
         _lay_over(state, about, tensors)
@@ -115,12 +128,10 @@ def _newest_first(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _tensors(state: RunState, seen: list[int]) -> dict[str, torch.Tensor]:
-    """What is stored of a state: the rows of clients that have not taken part are known without."""
-    tensors = {f"server.{name}": v for name, v in state.server.items()}
-    if state.total is not None:
-        tensors["total"] = state.total
-    return tensors | state.clients.tensors(seen) | {"sel": state.sel.clone()}
+def _vectors(state: RunState) -> dict[str, torch.Tensor]:
+    """What is stored of a state beside what is kept of clients."""
+    vectors = {**{f"server.{name}": v for name, v in state.server.items()}, "sel": state.sel.clone()}
+    return vectors if state.total is None else {**vectors, "total": state.total}
 
 
 def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]] | None:
@@ -147,6 +158,5 @@ def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tens
     state.sel = tensors["sel"].to(device)
     if state.total is not None:
         state.total = tensors["total"].to(device)
-    state.clients.restore(seen, tensors, about["notes"])
     for k in seen:
         state.seen[k] = True

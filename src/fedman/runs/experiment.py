@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,16 +20,28 @@ from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
 from fedman.errors import Diverged, Interrupted, StopRun, UserError
-from fedman.execution.device import device_name, matmul_precision, pick_device
+from fedman.execution.branches import COMPILED
+from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
-from fedman.runs import checkpoint
+from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import Divergence, Ending, Headline, Progress, RoundRecord, Summary, figure, figures
+from fedman.runs.records import (
+    Divergence,
+    Ending,
+    Headline,
+    Progress,
+    RoundRecord,
+    Summary,
+    evaluated_on,
+    figure,
+    figures,
+)
 from fedman.runs.result import Result
+from fedman.runs.row_file import RowFile
 from fedman.runs.signals import stop_on_signal
-from fedman.runs.version import version
+from fedman.runs.version import source, version
 from fedman.trackers import Tracker, describe, open_trackers, require_packages
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.evaluate import spread
@@ -79,15 +92,28 @@ def run_stacked(
     for config in configs:
         require_packages(config.log)
     with ExitStack() as stack:
-        built = build(configs, data, device, model=model, parts=parts)
+        stack.enter_context(determinism(configs[0].deterministic, device))
+        built = build(configs, data, device, model=model, parts=parts, whole_run=True)
         stack.enter_context(matmul_precision(built.precision))
+        if built.executor.execution.title == COMPILED:
+            warn("compiling the model: 10 to 60 s before the first round, less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
-            run = Run(config, federation, federation.start(), built, folder, resume, say, warn)
+            file = folder.checkpoint / row_file.NAME if folder else None
+            rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
+            rows.require_room(_participants(config), on_disk=config.keep_state)
+            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn)
             runs.append(stack.enter_context(run))
         return play(runs, built.in_process, caught)
+
+
+class Scores(NamedTuple):
+    """What models scored on the test set, on its way to the host."""
+
+    models: dict[str, Fetched]
+    own: Fetched | None  # of each sample, by the model of the client that holds it; None where they are not due
 
 
 class Run:
@@ -107,11 +133,12 @@ class Run:
         self.config, self.federation, self.state, self.built = config, federation, state, built
         self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
+        self.source = source()  # asked now: a checkout can change while the run goes on
         self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
         self.records: list[RoundRecord] = []
-        self.pending: tuple[Outcome, dict[str, Fetched]] | None = None  # a round whose record is not written yet
+        self.pending: tuple[Outcome, Scores] | None = None  # a round whose record is not written yet
         self.end: Result | Diverged | None = None
         self.ending: Ending | None = None  # what the folder says of it
         self.extended_from: int | None = None  # `rounds` before it was raised, until the next record says so
@@ -133,6 +160,7 @@ class Run:
 
     def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object]) -> None:
         """Begin to write to the folder, which is locked by now: what others did to it before is known."""
+        last = None
         if not resume:
             folder.refuse_used()
         elif folder.finished(self.settings, go_on=True) is not None:
@@ -140,10 +168,13 @@ class Run:
         elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn):
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
+            elif "records" not in found:
+                warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
+            last = found.get("records")
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
         self.trackers = open_trackers(self.config.log, folder.path, self.settings, self.state.round)
-        self.records = folder.start(self.state.round, self.settings)
+        self.records = folder.start(self.state.round, self.settings, last)
 
     @property
     def done(self) -> bool:
@@ -165,7 +196,7 @@ class Run:
         if self.federation.device.type == "cpu":
             self.record()
 
-    def _scores(self, last: bool) -> dict[str, Fetched]:
+    def _scores(self, last: bool) -> Scores:
         """The scores of the models that are due, which are all after the last round."""
         done, models = self.state.round, self.federation.models(self.state)
         scores: dict[str, Fetched] = {}
@@ -175,21 +206,26 @@ class Run:
                 same = name == "cloud" and "sel" in scores and w is models["sel"]
                 each = name == next(iter(models)) and others and self.built.evaluator.parts is not None
                 scores[name] = scores["sel"] if same else Fetched(self.built.evaluator.scores(w, each))
-        return scores
+        if not others or self.built.evaluator.parts is None:
+            return Scores(scores, None)
+        first, model = next(iter(models.items()))
+        if self.federation.own is None:
+            return Scores(scores, scores.get(first))
+        own = partial(self.federation.personal_model, self.state, model)
+        return Scores(scores, Fetched(self.built.evaluator.personal_scores(own)))
 
-    def _figures(self, scores: dict[str, Fetched], last: bool) -> dict[str, Any]:
+    def _figures(self, scores: Scores, last: bool) -> dict[str, Any]:
         """The figures of the task, the test loss and what the clients' own test sets say."""
         evaluator = self.built.evaluator
-        rows = {name: v.values() for name, v in scores.items()}
-        graded = {name: evaluator.grade(v) for name, v in rows.items()}
+        graded = {name: evaluator.grade(v.values()) for name, v in scores.models.items()}
         names = list(next(iter(graded.values()))[0]) if graded else [self.headline.name]
         names.sort(key=lambda name: name != self.headline.name)
         values: dict[str, Any] = {
             **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
         }
-        if own := [v for v in rows.values() if len(v) > 1]:
-            each = evaluator.by_client(own[0])
+        if scores.own is not None:
+            each = evaluator.by_client(scores.own.values())
             values["clients"] = spread(each, evaluator.task.higher_is_better) | ({"each": each} if last else {})
         return values
 
@@ -244,14 +280,18 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write a checkpoint."""
         if self.folder:
-            self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent)
+            last = self.folder.sync()
+            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last)
 
     def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""
         self.end = error
         self.ending = about = Divergence(
-            diverged=str(error), round=self.state.round + 1, config=self.settings, version=version()
+            diverged=str(error),
+            round=self.state.round + 1,
+            config=self.settings,
+            version=version(),
+            source=self.source,
         )
         if self.folder:
             self.folder.write_ending(about)
@@ -269,10 +309,14 @@ class Run:
             "seconds": round(self.spent, 3),
             "device": device_name(self.federation.device),
             "precision": self.built.precision,
+            "execution": self.built.executor.execution.title,
             "version": version(),
+            "source": self.source,
             "torch": torch.__version__,
         }
         self.ending = summary = cast(Summary, values)
+        if self.config.validation:
+            summary["evaluated_on"] = evaluated_on(self.settings)
         if self.stopped:
             summary["stopped"], summary["round"] = self.stopped, self.state.round
         if self.headline != Headline():
@@ -283,10 +327,8 @@ class Run:
             summary["stacked"] = self.stacked
         if extended := [record["round"] - 1 for record in self.records if "extended_from" in record]:
             summary["extended"] = extended
-        models = {
-            name: {k: v.cpu().clone() for k, v in self.built.executor.execution.parameters.unflatten(w).items()}
-            for name, w in self.federation.models(self.state).items()
-        }
+        execution = self.built.executor.execution
+        models = {name: execution.state_dict(w) for name, w in self.federation.models(self.state).items()}
         if self.folder:
             self.folder.write_models(models)
             if self.config.keep_state:
@@ -330,6 +372,11 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
             else:
                 run.evaluate(outcome)
     return [run.end for run in runs if run.end is not None]
+
+
+def _participants(config: Config) -> float:
+    """How many clients will have taken part by the end, on average: N·(1 − (1 − participation)^T)."""
+    return config.clients * (1 - (1 - config.participation) ** config.rounds)
 
 
 def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:

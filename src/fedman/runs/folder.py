@@ -82,14 +82,21 @@ class RunFolder:
             how = "leave out --resume (in Python resume=True) to start one here"
             raise UserError(f"{self.path}: holds no run that could be resumed (no {CONFIG}); {how}")
 
-    def start(self, rounds: int, settings: Settings) -> list[RoundRecord]:
-        """Begin to write after round `rounds`: return the records so far, and drop those after it and any ending."""
-        kept, text = self._kept(rounds), toml_text(settings)
+    def start(self, rounds: int, settings: Settings, last: str | None = None) -> list[RoundRecord]:
+        """Begin to write after round `rounds`: return the records so far, and drop those after it and any ending.
+
+        `last` is the checksum of the record of round `rounds`, if it is known: records of another run are refused.
+        """
+        kept, text, chain = self._kept(rounds), toml_text(settings), Chain()
+        lines = b"".join(map(chain.line, kept))
+        if last is not None and chain.last != last:
+            how = "put this run's own file back, or start again in a new folder"
+            raise UserError(f"{self.rounds}: not the records that the checkpoint of round {rounds} belongs to; {how}")
         listed = {CONFIG: sha256(text.encode())}
         if manifest.read(self.path) not in ({}, listed):
             manifest.write(self.path, {})  # what is about to change; a process killed here leaves nothing listed wrong
-        self._chain = Chain()
-        write_text(self.rounds, b"".join(map(self._chain.line, kept)).decode())
+        self._chain = chain
+        write_text(self.rounds, lines.decode())
         write_text(self.config, text)
         with writing(self.summary):
             self.summary.unlink(missing_ok=True)
@@ -104,11 +111,12 @@ class RunFolder:
             self._lines.write(self._chain.line(record))
             self._lines.flush()
 
-    def sync(self) -> None:
-        """Bring the records to the disk, before a checkpoint that relies on them."""
+    def sync(self) -> str:
+        """Bring the records to the disk, before a checkpoint that relies on them; the checksum of the last."""
         if self._lines is not None:
             with writing(self.rounds):
                 os.fsync(self._lines.fileno())
+        return self._chain.last
 
     def _kept(self, rounds: int) -> list[RoundRecord]:
         """The records up to round `rounds`."""

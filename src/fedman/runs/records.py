@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import floor, inf, isfinite, log10, nan
@@ -91,6 +91,15 @@ class Curve(TypedDict):
     all: list[float]
 
 
+class Source(TypedDict):
+    """Where the code of a run can be found: a commit (`changed`: with changes that are in no commit), or a release."""
+
+    commit: NotRequired[str]
+    changed: NotRequired[bool]
+    release: NotRequired[str]
+    unknown: NotRequired[str]  # why there is neither
+
+
 @final
 class Summary(TypedDict):
     """`summary.json` of a finished run, and its line in a results file."""
@@ -103,10 +112,13 @@ class Summary(TypedDict):
     clients: NotRequired[Spread]
     test_loss: dict[str, float]
     rounds_to_target: Count | None
+    evaluated_on: NotRequired[str]  # "validation" where the figures are not of the test set
     seconds: Seconds
     device: str
     precision: str
+    execution: NotRequired[str]  # how several clients were computed at once
     version: str
+    source: NotRequired[Source]  # not in files of earlier versions
     torch: str
     stopped: NotRequired[str]  # why a callback or a tracker ended it, and after which round
     round: NotRequired[Count]
@@ -123,6 +135,7 @@ class Divergence(TypedDict):
     diverged: str  # why
     round: Count
     version: str
+    source: NotRequired[Source]
     curve: NotRequired[Curve]  # in a results file
 
 
@@ -174,6 +187,11 @@ def axes(row: ResultRow) -> Axes:
     return cast(Axes, row["config"])
 
 
+def evaluated_on(settings: Mapping[str, object]) -> str:
+    """Of which samples the figures of a run are: those of the "test" set, or of the "validation" part held out."""
+    return "validation" if settings.get("validation") else "test"
+
+
 @dataclass(frozen=True)
 class Headline:
     """The figure by which runs of a task are compared."""
@@ -196,10 +214,10 @@ class Headline:
         """For the head of a column: "accuracy %", "rmse"."""
         return f"{self.name}{self.unit}"
 
-    def title(self, of: str = "") -> str:
+    def title(self, of: str = "", on: str = "test") -> str:
         """For a table or an axis: "test accuracy, %", "test rmse of the clients, lower is better"."""
         more = f", {self.unit.strip()}" if self.unit else ""
-        return f"test {self.name}{of}{more}{', lower is better' if self.lower_is_better else ''}"
+        return f"{on} {self.name}{of}{more}{', lower is better' if self.lower_is_better else ''}"
 
     def form(self, *values: float) -> str:
         """A format for these values: two decimals of a percentage, else four digits of the largest.
@@ -234,6 +252,11 @@ def headline_of(ending: Ending) -> Headline:
     return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
 
 
+def used(summary: Summary) -> str:
+    """How several clients were computed at once, to go on a line; nothing where that is not recorded."""
+    return f", {summary['execution']}" if "execution" in summary else ""
+
+
 def figures(record: RoundRecord | Ending) -> dict[str, dict[str, float]]:
     """All figures of the task in a record or a summary, the headline first, and of each model evaluated the value."""
     fields = {*RoundRecord.__annotations__, *Summary.__annotations__, "man"} - {"accuracy"}  # `penalty` was `man` once
@@ -260,6 +283,12 @@ def headline(ending: Ending) -> float:
     found = figure(ending, headline_of(ending).name)
     value = found.get("all", found.get("cloud", nan))
     return value if isfinite(value) else nan
+
+
+def is_explained(ending: Ending) -> bool:
+    """Whether a commit or a release has the code that made it."""
+    source = ending.get("source", {})
+    return "release" in source or ("commit" in source and not source.get("changed"))
 
 
 def differing(one: Settings, other: Settings) -> list[str]:

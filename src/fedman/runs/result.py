@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, figure, figures, headline, headline_of
+from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of, used
 from fedman.trackers import numbers
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Result:
         rounds = _several(len(self.rounds), "round")
         if "stopped" in summary:
             rounds += f" of {settings['rounds']} (stopped: {summary['stopped']})"
-        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}"
+        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
         return "\n".join(
             [
                 f"{summary['method']} on {settings['dataset']}, {clients}, {rounds}",
-                f"test {best.name}: {', '.join(scores)}; {', '.join(others)}",
+                f"{evaluated_on(settings)} {best.name}: {', '.join(scores)}; {', '.join(others)}",
                 f"{how}; {f'written to {self.folder}' if self.folder else 'not written'}",
             ]
         )
@@ -93,7 +93,7 @@ class Result:
         for model in figure(self.summary, best.name):
             curve = {r["round"]: value for r in self.rounds if (value := figure(r, best.name).get(model)) is not None}
             right.plot(curve.keys(), curve.values(), label=model, marker="." if len(curve) < len(rounds) else "")
-        right.set(xlabel="round", ylabel=f"test {best.name}")
+        right.set(xlabel="round", ylabel=f"{evaluated_on(self.summary['config'])} {best.name}")
         right.legend()
         for axes in (left, right):
             axes.xaxis.get_major_locator().set_params(integer=True)

@@ -13,6 +13,7 @@ from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
 from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import (
     ResultRow,
+    Settings,
     axes,
     check_row,
     content,
@@ -21,21 +22,35 @@ from fedman.runs.records import (
     figures,
     headline,
     headline_of,
+    is_explained,
     parse,
 )
 
 POINTS = 100  # of a curve
 
 
-def command(sources: Sequence[Path], out: Path, replace: bool) -> str:
-    """`fedman results`: join the runs of `sources` and of an existing `out`, write them, say how many there are."""
+def command(sources: Sequence[Path], out: Path, replace: bool, committed: bool) -> str:
+    """`fedman results`: join the runs of `sources` and of an existing `out`, write them, say how many there are.
+
+    Runs whose code is in no commit and no release are named, and refused if only `committed` ones are wanted.
+    """
     before = read(out) if out.exists() else []
     rows = join([(str(out), before), *((str(source), load(source)) for source in sources)], replace)
+    unknown = unexplained(rows)
+    if committed and unknown:
+        raise UserError(f"{out}: not written; {unknown}")
     old = not_checked(path for source in (*([out] if out.exists() else []), *sources) for path in unchecked(source))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, chained(rows))
-    return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new{old}"
+    return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new{chr(10) if unknown else ''}{unknown}{old}"
+
+
+def unexplained(rows: Sequence[ResultRow]) -> str:
+    """A line about the runs that no commit and no release explains; nothing if there are none."""
+    found = [row for row in rows if not is_explained(row)]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"no commit has the code of {label(found[0])}{more}" if found else ""
 
 
 def load(source: Path) -> list[ResultRow]:
@@ -114,7 +129,12 @@ def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False
 
 def identity(row: ResultRow) -> str:
     """What decides a run's result, as a text."""
-    return json.dumps(decisive(row["config"]), sort_keys=True)
+    return settings_identity(row["config"])
+
+
+def settings_identity(settings: Settings) -> str:
+    """The same of a configuration."""
+    return json.dumps(decisive(settings), sort_keys=True)
 
 
 def outcome(row: ResultRow) -> str:

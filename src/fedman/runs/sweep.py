@@ -8,21 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fedman.algorithms import ALGORITHMS
 from fedman.config import Config
 from fedman.data import Dataset
-from fedman.errors import Diverged
+from fedman.execution.base import is_large
 from fedman.execution.device import pick_device
+from fedman.models.parameters import ParameterLayout
 from fedman.penalties import PENALTIES
-from fedman.runs.build import stackable
-from fedman.runs.experiment import run_stacked
+from fedman.runs.build import initial_model, stackable
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
-from fedman.runs.records import Ending, Headline, Progress, headline
+from fedman.runs.ray_cluster import RayCluster
+from fedman.runs.records import Ending, Headline, Progress, evaluated_on, headline
 from fedman.runs.text_tables import mean_std
+from fedman.runs.workers import Processes, Stack, play, play_all
 from fedman.tasks import TASKS
 
 CLIENTS = 90  # in one stack: more clients at once are not faster
+WORTH_PROCESSES = 200  # rounds, with one gradient a step: less work than this is done before processes have started
 
 
 def unfinished(grid: list[Cell], out: Path) -> list[int]:
@@ -37,31 +42,85 @@ def run(
     device: str,
     progress: Sequence[Progress],
     warn: Callable[[str], object],
+    workers: int | str | None = 1,
 ) -> None:
-    """Run these cells, each from its last checkpoint, on data sets by `Config.source`."""
-    for numbers in groups([cell.config for cell in cells], pick_device(device)):
-        group = [cells[i] for i in numbers]
-        configs, outs = [cell.config for cell in group], [out / cell.name for cell in group]
-        say = [progress[i] for i in numbers]
-        results = run_stacked(
-            configs, data[configs[0].source], outs, resume=True, device=device, progress=say, warn=warn
-        )
-        for cell, result in zip(group, results, strict=True):
-            if isinstance(result, Diverged):
-                warn(f"{cell.name}: {result}")
+    """Run these cells, each from its last checkpoint, on data sets by `Config.source`.
+
+    `workers` is a number of processes, None for as many as the machine has use for, or the address of a Ray cluster.
+    """
+    if not cells:
+        return
+    device = pick_device(device)
+    configs = [cell.config for cell in cells]
+    small = [not is_large(_size(config, data[config.source])) for config in configs]
+    stacked = [device == "cuda" or each for each in small]
+    if workers is None:
+        workers = _useful_workers(cells, device, all(small))
+    numbers = groups(configs, stacked, workers if isinstance(workers, int) else 1)
+    say = {cell.name: each for cell, each in zip(cells, progress, strict=True)}
+    stacks = [Stack(tuple(cells[i] for i in group), out) for group in numbers]
+    if isinstance(workers, str):
+        play_all(stacks, RayCluster(workers, out, device), say, warn)
+    elif min(workers, len(stacks)) > 1:
+        gpus = torch.cuda.device_count() if device == "cuda" else 0
+        play_all(stacks, Processes(min(workers, len(stacks)), device, gpus), say, warn)
+    else:
+        for stack in stacks:
+            for message in play(stack, device, data, say, warn):
+                warn(message)
 
 
-def groups(configs: list[Config], device: str) -> list[list[int]]:
-    """Which runs to stack: on a GPU similar ones, in groups of about `CLIENTS` clients; on a CPU each alone."""
+def _size(config: Config, data: Dataset) -> int:
+    """The number of parameters of a run's model."""
+    return ParameterLayout.of(initial_model(config.model, data, config.make_task(), config.seed)).size
+
+
+def _useful_workers(cells: Sequence[Cell], device: str, small: bool) -> int:
+    """One process a GPU. On a CPU one a core for small models, which do not keep several cores busy, and where the
+    work is more than starting processes."""
+    if device == "cuda":
+        return torch.cuda.device_count()
+    return torch.get_num_threads() if small and sum(cell.cost for cell in cells) >= WORTH_PROCESSES else 1
+
+
+def groups(configs: Sequence[Config], stacked: Sequence[bool], workers: int = 1) -> list[list[int]]:
+    """Which runs to stack: similar ones, in groups of about `CLIENTS` clients, and at least as many groups as workers
+    where there are runs enough. A run that is not `stacked` stays alone."""
     kinds: dict[object, list[int]] = {}
     for i, config in enumerate(configs):
-        kinds.setdefault(stackable(config) if device == "cuda" else i, []).append(i)
+        kinds.setdefault(stackable(config) if stacked[i] else i, []).append(i)
     made = []
     for members in kinds.values():
         config = configs[members[0]]
         count = max(1, round(len(members) * config.clients * config.participation / CLIENTS))
-        made += [members[i * len(members) // count : (i + 1) * len(members) // count] for i in range(count)]
+        made += _parts(members, count)
+    while len(made) < workers and len(largest := max(made, key=len)) > 1:
+        made.remove(largest)
+        made += _parts(largest, 2)
     return made
+
+
+def _parts(members: list[int], count: int) -> list[list[int]]:
+    """A list in `count` parts of nearly the same length."""
+    return [members[i * len(members) // count : (i + 1) * len(members) // count] for i in range(count)]
+
+
+def shard(cells: Sequence[Cell], number: int, count: int) -> list[Cell]:
+    """The cells of one of `count` shares, numbered from 1, of nearly the same cost: the same cells on every machine.
+
+    Runs that can be stacked stay together as far as that goes.
+    """
+    kinds: dict[object, list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault(stackable(cell.config), []).append(cell)
+    row = [cell for kind in kinds.values() for cell in kind]
+    whole, before, mine = sum(cell.cost for cell in row), 0.0, []
+    for cell in row:
+        middle = before + cell.cost / 2
+        if int(middle / whole * count) + 1 == number:
+            mine.append(cell)
+        before += cell.cost
+    return mine
 
 
 @dataclass(frozen=True)
@@ -129,5 +188,6 @@ def _headline(cell: Cell) -> Headline:
 
 def _title(grid: list[Cell], of: str) -> str:
     """The headline of these runs; of several tasks no one's."""
-    kinds = {_headline(cell) for cell in grid}
-    return kinds.pop().title(of) if len(kinds) == 1 else f"headline{of}"
+    kinds = {(_headline(cell), evaluated_on(cell.config.flat())) for cell in grid}
+    compared, on = kinds.pop()
+    return compared.title(of, on) if not kinds else f"headline{of}"

@@ -1,11 +1,19 @@
-"""The version of the program that a result names."""
+"""The version of the program that a result names, and the commit that explains it."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from fedman.runs.records import Source
+
+ROOT = Path(__file__).parent.parent
+ARCHIVED = Path(__file__).with_name("commit.txt")  # `git archive` puts the commit in it (.gitattributes)
+UNRELEASED = "0+source"
 
 
 def release() -> str:
@@ -13,14 +21,41 @@ def release() -> str:
     try:
         return metadata.version("fedman")
     except metadata.PackageNotFoundError:  # run from a source tree
-        return "0+source"
+        return UNRELEASED
 
 
 @cache
 def version() -> str:
     """The package's version and a hash of its source, so that a result names the code that made it."""
     source = hashlib.sha256()
-    root = Path(__file__).parent.parent
-    for path in sorted(root.rglob("*.py")):
-        source.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(ROOT.rglob("*.py")):
+        source.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return f"{release()}{'.' if '+' in release() else '+'}{source.hexdigest()[:12]}"
+
+
+@cache
+def source() -> Source:
+    """Where this code can be found again: a commit, a release, or why nobody can say."""
+    archived = ARCHIVED.read_text(encoding="ascii").strip() if ARCHIVED.exists() else ""
+    if re.fullmatch(r"[0-9a-f]{40,64}", archived):
+        return {"commit": archived}
+    try:
+        if _git("ls-files", "--error-unmatch", "__init__.py") is None:  # no checkout, or one of something else
+            return (
+                {"unknown": "neither a checkout nor installed"} if release() == UNRELEASED else {"release": release()}
+            )
+        commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    except OSError as error:
+        return {"unknown": f"git cannot be run: {error.strerror or error}"}
+    except subprocess.TimeoutExpired:
+        return {"unknown": "git did not answer"}
+    if commit is None or changes is None:
+        return {"unknown": "git does not know the commit"}
+    return {"commit": commit, "changed": bool(changes)}
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the package's folder, without writing to the checkout; None where it fails."""
+    words = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(ROOT), *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, stdin=subprocess.DEVNULL)
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -51,3 +51,14 @@ class Task(ABC):
 
     def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:  # noqa: B027
         """Raise a `UserError` where targets or the model's outputs `[B, ...]` do not fit this task."""
+
+
+def format_outputs(shape: tuple[int, ...]) -> str:
+    """What a model gives for a sample, from the shape `[B, ...]` of its output.
+
+    >>> format_outputs((2, 5)), format_outputs((2, 1)), format_outputs((2, 5, 3))
+    ('5 outputs a sample', '1 output a sample', 'outputs of shape 5x3 a sample')
+    """
+    if len(shape) == 2:
+        return f"{shape[1]} output{'' if shape[1] == 1 else 's'} a sample"
+    return f"outputs of shape {'x'.join(map(str, shape[1:])) or 1} a sample"

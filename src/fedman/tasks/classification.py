@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.errors import UserError
-from fedman.tasks.base import Task
+from fedman.tasks.base import Task, format_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,4 +43,4 @@ class Classification(Task):
                 "classification needs a whole number, the class; name another task"
             )
         if len(output_shape) != 2 or output_shape[1] < data.classes:
-            raise UserError(f"model: gives {output_shape[1:]} outputs a sample; {data.classes} classes need as many")
+            raise UserError(f"model: gives {format_outputs(output_shape)}; {data.classes} classes need {data.classes}")

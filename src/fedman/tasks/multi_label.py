@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.errors import UserError
-from fedman.tasks.base import Task
+from fedman.tasks.base import Task, format_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,4 @@ class MultiLabel(Task):
         if y.ndim != 2 or ((y != 0) & (y != 1)).any():
             raise UserError(f"{data.name}: targets of shape {y.shape} must be [n, labels], each 0 or 1")
         if tuple(output_shape[1:]) != y.shape[1:]:
-            raise UserError(
-                f"model: gives {tuple(output_shape[1:])} outputs a sample; the targets have {y.shape[1]} labels"
-            )
+            raise UserError(f"model: gives {format_outputs(output_shape)}; {y.shape[1]} labels need {y.shape[1]}")

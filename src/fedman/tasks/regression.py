@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedman.errors import UserError
-from fedman.tasks.base import Task
+from fedman.tasks.base import Task, format_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class Regression(Task):
             raise UserError(f"{data.name}: targets are {data.y_train.dtype}; regression needs floating-point numbers")
         columns = data.y_train[0].size
         if _size(output_shape) != columns:
-            raise UserError(f"model: gives {_size(output_shape)} outputs a sample; the targets have {columns}")
+            raise UserError(f"model: gives {format_outputs(output_shape)}; the targets need {columns}")
 
 
 def _size(shape: tuple[int, ...]) -> int:

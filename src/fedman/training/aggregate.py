@@ -19,6 +19,8 @@ from fedman.errors import Diverged
 from fedman.execution.device import one_thread_each
 from fedman.execution.transfer import Fetched, send
 from fedman.training.federation import Assignment, Federation
+from fedman.training.settings import BUFFERS
+from fedman.training.state import joined
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Trained:
     """What the clients of a round bring back. On a GPU the tensors may still be in the making."""
 
     clients: list[int]  # whose rows these are, in the cohort's order
-    upload: State  # [S, P] each: always the client's model "w"
+    upload: State  # [S, P] each: always the client's model "w"; its buffers [S, Q], where it has any
     memory: State  # [S, P] each: the clients' new memories, where they are kept here
-    previous: Tensor | None  # [S, P], what these clients uploaded before; None: not kept
+    previous: Tensor | None  # [S, P + Q], the models that these clients uploaded before; None: not kept
     figures: dict[str, Tensor]  # [S] each: the "loss", and the terms of the penalty
     transfers: Transfers | None = None
     attackers: list[int] | None = None  # who of them attacked; None: nobody in the whole run
@@ -90,11 +92,13 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
     upload = _counted(federation, upload, share, state.server)
     total = {name: weighted_sum(v, share) for name, v in upload.items()}
     mean = {name: (v / sum(share)).to(federation.dtype) for name, v in total.items()}
-    state.server = dict(federation.algorithm.update(state.server, mean, len(ids) / len(federation.share)))
-    state.sel = mean["w"]
+    vectors, means = _without_buffers(state.server), _without_buffers(mean)
+    server = dict(federation.algorithm.update(vectors, means, len(ids) / len(federation.share)))
+    state.server = server | ({BUFFERS: mean[BUFFERS]} if BUFFERS in mean else {})
+    state.sel = joined(mean)
     if state.total is not None and previous is not None:
-        state.total += total["w"] - weighted_sum(previous, share)
-    state.clients.save(round.number, ids, upload["w"], memory)
+        state.total += joined(total) - weighted_sum(previous, share)
+    state.clients.save(round.number, ids, joined(upload), memory)
     for k in ids:
         state.seen[k] = True
     state.round += 1
@@ -111,11 +115,19 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
 
 
 def _counted(federation: Federation, upload: State, share: Sequence[float], server: State) -> dict[str, Tensor]:
-    """What the uploads count as by the run's rule, `[S, P]` each."""
+    """What the uploads count as by the run's rule, `[S, P]` each. Of buffers the rule sees the changes."""
     weights = send(share, federation.device, torch.float64)
+    shown = upload if BUFFERS not in upload else {**upload, BUFFERS: upload[BUFFERS] - server[BUFFERS]}
     with one_thread_each(federation.device):
-        counted = federation.aggregation.aggregate(upload, weights, server)
+        counted = dict(federation.aggregation.aggregate(shown, weights, server))
+    if BUFFERS in upload:
+        same = counted[BUFFERS] is shown[BUFFERS]
+        counted[BUFFERS] = upload[BUFFERS] if same else server[BUFFERS] + counted[BUFFERS]
     return {name: counted[name].to(v.dtype).expand_as(v) for name, v in upload.items()}
+
+
+def _without_buffers(vectors: State) -> dict[str, Tensor]:
+    return {name: v for name, v in vectors.items() if name != BUFFERS}
 
 
 def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -54,7 +54,7 @@ class Hostile(Attack):
     def draw(self, seed: int, clients: int) -> frozenset[int]:
         import torch
 
-        from fedman.training.randomness import bits
+        from fedman.execution.hashing import bits
 
         count = max(1, round(self.attackers * clients)) if self.attackers else 0
         return frozenset(bits(seed, WHO, torch.arange(clients)).argsort(stable=True)[:count].tolist())

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedman.data.augment import PAD, Windows, affine, channels_first, gather, normalise
 from fedman.data.images import holds_images, sample_shape
-from fedman.execution.base import ImageLayout
+from fedman.execution.base import Batch, ImageLayout
 from fedman.execution.transfer import send
 from fedman.training.randomness import Plan
-
-Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs and targets `[S, B, ...]`, and the samples' shares in their batch's mean (None: equal)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Samples:
     y: Tensor  # [n, ...]
     x_test: Tensor
     y_test: Tensor
-    parts: list[Tensor]  # the indices of each client's samples
+    parts: Sequence[np.ndarray]  # the indices of each client's samples
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool
@@ -43,19 +40,16 @@ class Samples:
         """A sample's shape as the model sees it."""
         return sample_shape(self.x)
 
-    @property
-    def longest(self) -> int:
-        """The samples of the largest client."""
-        return max(map(len, self.parts))
-
     def sizes(self, clients: Sequence[int]) -> list[int]:
         return [len(self.parts[k]) for k in clients]
 
-    @cached_property
-    def table(self) -> Tensor:
-        """`[N, longest]`: where the clients' samples are, the shorter clients padded with a sample of their own."""
-        rows = [torch.cat([part, part[:1].expand(self.longest - len(part))]) for part in self.parts]
-        return torch.stack(rows)
+    def index(self, clients: Sequence[int], width: int) -> Tensor:
+        """`[S, width]` on the device: where these clients' samples are, the shorter padded with one of their own."""
+        rows = np.empty((len(clients), width), dtype=np.int64)
+        for row, k in zip(rows, clients, strict=True):
+            part = self.parts[k]
+            row[: len(part)], row[len(part) :] = part, part[0]
+        return send(torch.from_numpy(rows), self.x.device)
 
     def test(self, lo: int, hi: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice of the normalised test set, images with their channels first."""
@@ -71,13 +65,17 @@ class Batches:
     """The batches of a chunk of clients, step by step."""
 
     def __init__(
-        self, samples: Samples, clients: Tensor, plan: Plan, dtype: torch.dtype, layout: ImageLayout | None = None
+        self,
+        samples: Samples,
+        clients: Sequence[int],
+        plan: Plan,
+        dtype: torch.dtype,
+        layout: ImageLayout | None = None,
     ) -> None:
         self.samples, self.dtype, self.layout, self.counts = samples, dtype, layout, plan.counts
         self.steps = plan.sample.shape[1]
-        index = samples.table[clients, : plan.longest]
-        index = torch.cat([index, index[:, :1].expand(-1, plan.longest - index.shape[1])], 1)
-        tensors = {"index": index, "sample": plan.sample, "window": plan.window}
+        index = samples.index(clients, plan.longest)
+        tensors = {"index": index, "sample": plan.sample, "window": plan.window, "key": plan.key}
         if plan.weight is not None:
             tensors["weight"] = plan.weight.to(dtype)
         if min(plan.steps) < self.steps:
@@ -131,7 +129,8 @@ class Batches:
             n = self.counts[0][j]
             sample, window, weight = sample[:, :n], window[:, :, :n], None
         where = self.tensors["index"].gather(1, sample)
-        return self._inputs(sample, where, window), self.samples.y[where], weight
+        key = _at(self.tensors["key"], 1, j)
+        return Batch(self._inputs(sample, where, window), self.samples.y[where], weight, key)
 
     def _prepared(self, j: int | Tensor, layout: ImageLayout) -> Batch:
         from fedman.kernels.gather import gather as prepared
@@ -141,7 +140,7 @@ class Batches:
         scale_shift = affine(data.mean, data.std, torch.float32, data.x.device)
         plan = now["index"], now["sample"], now["window"]
         x, y = prepared(data.x, data.y, *plan, step, scale_shift, PAD if data.augment else None, *layout)
-        return x, y, _at(now["weight"], 1, j) if "weight" in now else None
+        return Batch(x, y, _at(now["weight"], 1, j) if "weight" in now else None)
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
         data = self.samples

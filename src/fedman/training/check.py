@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +21,8 @@ from fedman.training.batches import Samples
 RESERVED = (
     *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients", "attackers"),
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
-    *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "version"),
-    *("torch", "stacked", "extended", "curve", "diverged"),
+    *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "execution"),
+    *("version", "torch", "stacked", "extended", "curve", "diverged"),
 )
 """Names in records and summaries that a figure of a task cannot have."""
 
@@ -33,7 +36,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     _check_ids(data, model, samples)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            output = model(x)
+            output = copy.deepcopy(model).eval()(x)
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
@@ -59,6 +62,31 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
     if task.headline not in figures:
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
+
+
+def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) -> None:
+    """Say so where a client has a batch of one sample, and a batch-norm layer a single value a channel in it."""
+    single = [k for k, part in enumerate(samples.parts) if batch_size == 1 or len(part) % batch_size == 1]
+    if not single:
+        return
+    played, parameter, found = copy.deepcopy(model).eval(), next(model.parameters()), []
+
+    def look(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args[0].numel() == args[0].shape[1]:
+            found.append(name)
+
+    for name, module in played.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(partial(look, name))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        played(samples.inputs(samples.x[:1], parameter.dtype).to(parameter.device))
+    if found:
+        who = f"client {single[0]}" + (f" and {len(single) - 1} others have" if len(single) > 1 else " has")
+        warnings.warn(
+            f"{who} a batch of one sample, of which the batch-norm layer {found[0]} knows no variance: in that step it "
+            f"returns its bias; batch_size={batch_size + 1} may avoid it",
+            stacklevel=2,
+        )
 
 
 def _check_ids(data: Dataset, model: nn.Module, samples: Samples) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -52,6 +52,20 @@ class Evaluator:
         )
         return self.executor.graphs.run(steps)["scores"]
 
+    def personal_scores(self, model: Callable[[int], Tensor]) -> Tensor:
+        """As `scores` of each sample, by the model of the client that holds it; zero where nobody does."""
+        held = {k: list(part) for k, part in enumerate(self.parts or ()) if len(list(part))}
+
+        def of(k: int) -> Tensor:
+            x, y = self.samples.inputs(self.samples.x_test[held[k]], self.dtype), self.samples.y_test[held[k]]
+            return self._batch_scores(model(k), x, y)
+
+        found = self.executor.map(of, held)
+        rows = found[0].new_zeros(len(self.samples.y_test), found[0].shape[1])
+        for part, scores in zip(held.values(), found, strict=True):
+            rows[part] = scores
+        return rows
+
     def grade(self, scores: Sequence[Sequence[float]]) -> tuple[dict[str, float], float]:
         """The task's figures and the mean loss from rows of `scores`, on the host."""
         weight, *sums = (math.fsum(column) for column in zip(*scores, strict=True))
@@ -70,12 +84,16 @@ class Evaluator:
 
     def _scores(self, w: Tensor, each: bool) -> Tensor:
         def part(lo: int) -> Tensor:
-            scores = self.executor.model.scores(w, *self._test(lo, lo + self.batch))
-            self.executor.execution.scored = self.executor.model.scored
+            scores = self._batch_scores(w, *self._test(lo, lo + self.batch))
             return scores if each else scores.sum(0, keepdim=True)
 
         parts = torch.cat(self.executor.map(part, range(0, len(self.samples.y_test), self.batch)))
         return parts if each else parts.sum(0, keepdim=True)
+
+    def _batch_scores(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        scores = self.executor.model.scores(w, x, y)
+        self.executor.execution.scored = self.executor.model.scored
+        return scores
 
     def _test(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """A slice of the test set as the execution wants it."""

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from fedman.algorithms import Algorithm, Local, State
-from fedman.execution.base import Execution
+from fedman.execution.base import Batch, Execution
 from fedman.execution.cuda_graphs import Inputs, Steps, Tensors
 from fedman.execution.executor import Executor
 from fedman.optimizers import Descent, LocalOptimizer
-from fedman.training.batches import Batch, Batches
+from fedman.training.batches import Batches
+from fedman.training.settings import BUFFERS
 
 STATE = "optimizer."
 """Before the names of the optimiser's vectors, among those carried on and among a client's memory."""
@@ -28,12 +29,13 @@ class LocalWork:
     """Everything the steps of S clients need."""
 
     batches: Batches
-    server: State  # [P] each; [S, P] where runs are stacked
+    server: State  # [P] each; [S, P] where runs are stacked, or where clients have parts of the model of their own
     memory: State  # [S, P] each: the clients' own, and what the algorithm's `begin` made
     hp: Local
     algorithm: Algorithm  # a hyper-parameter in which stacked runs differ is a column [S, 1]
     optimizer: LocalOptimizer
     zeta: float | Tensor  # ζ, weight of the penalty; [S] where runs are stacked
+    buffers: Tensor | None = None  # [S, Q], those of the models before the first step; None: they have none
 
     def __len__(self) -> int:
         return len(self.hp.p)
@@ -46,7 +48,10 @@ class LocalWork:
 
         hp = replace(self.hp, p=rows(self.hp.p), steps=rows(self.hp.steps))
         memory = {name: rows(v) for name, v in self.memory.items()}
-        return replace(self, batches=self.batches.dummies(count), memory=memory, hp=hp)
+        server = {name: rows(v) if v.ndim > 1 else v for name, v in self.server.items()}
+        buffers = None if self.buffers is None else rows(self.buffers)
+        batches = self.batches.dummies(count)
+        return replace(self, batches=batches, server=server, memory=memory, hp=hp, buffers=buffers)
 
 
 def stack(works: Sequence[LocalWork]) -> LocalWork:
@@ -70,6 +75,7 @@ def stack(works: Sequence[LocalWork]) -> LocalWork:
         replace(first.algorithm, **own),
         first.optimizer,
         rows([float(j.zeta) for j in works]),
+        torch.cat([j.buffers for j in works if j.buffers is not None]) if first.buffers is not None else None,
     )
 
 
@@ -78,7 +84,7 @@ class LocalResult:
     """What the steps of S clients come to."""
 
     w: Tensor  # [S, P], the final models
-    carried: State  # the last values of the algorithm's `scratch` and of the optimiser's state
+    carried: State  # the last values of the algorithm's `scratch`, of the optimiser's state and of the buffers
     figures: dict[str, Tensor]  # [S] each: the mean "loss" over a client's steps, and the penalty's terms
 
     def split(self, sizes: Sequence[int]) -> list[LocalResult]:
@@ -99,7 +105,8 @@ def run_local_steps(work: LocalWork, executor: Executor) -> LocalResult:
     model = executor.model
     carry = dict(executor.run(steps_of(work, model)))
     w, loss = carry.pop("w"), carry.pop("loss")
-    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, *work.batches.at(0))}
+    first = work.batches.at(0)._replace(buffers=carry.get(BUFFERS))
+    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, first)}
     return LocalResult(w, carry, figures)
 
 
@@ -110,6 +117,7 @@ def steps_of(work: LocalWork, model: Execution) -> Steps:
     zero = w.new_zeros(()).expand_as(w)
     carry |= {name: work.memory.get(name, zero) for name in work.algorithm.scratch}
     carry |= {STATE + name: work.memory.get(STATE + name, v) for name, v in work.optimizer.init(w).items()}
+    carry |= {} if work.buffers is None else {BUFFERS: work.buffers}
     numbers = {"zeta": work.zeta, **vars(work.algorithm)}
     own = {name: v for name, v in numbers.items() if isinstance(v, Tensor)}
     inputs = {
@@ -133,14 +141,16 @@ def steps_of(work: LocalWork, model: Execution) -> Steps:
 
 
 def _step(work: LocalWork, model: Execution, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
-    """One local step; clients that are not `active` any more stay where they are."""
-    seen: list[Tensor] = []
-    x, y, weight = batch
-    x = model.prepare(x)
+    """One local step; clients that are not `active` any more stay where they are.
+
+    The loss and the new buffers are those of the step's first gradient.
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+    batch = batch._replace(x=model.prepare(batch.x), buffers=carry.get(BUFFERS))
 
     def grad(w: Tensor) -> Tensor:
-        gradient, loss = model.gradient(w, x, y, weight, work.zeta)
-        seen.append(loss)
+        gradient, *rest = model.gradient(w, batch, work.zeta)
+        seen.append((rest[0], rest[1]))
         return gradient
 
     state = {name.removeprefix(STATE): v for name, v in carry.items() if name.startswith(STATE)}
@@ -150,8 +160,9 @@ def _step(work: LocalWork, model: Execution, batch: Batch, active: Tensor | None
     after = work.algorithm.step(carry["w"], grad, work.server, {**work.memory, **scratch}, hp)
     if isinstance(after, tuple):
         after, scratch = after[0], dict(after[1])
-    loss = seen[0]
+    loss, buffers = seen[0]
     new = {"w": after, **scratch, **{STATE + name: v for name, v in descent.state.items()}}
+    new |= {BUFFERS: buffers} if BUFFERS in carry else {}
     if active is not None:
         new = {name: v.where(active, carry[name]) for name, v in new.items()}
         loss = loss.where(active[:, 0], 0)

@@ -1,7 +1,7 @@
-"""Every random choice of a run, as a pure function of (seed, round, client, epoch, sample).
+"""Every random choice of a run, as a pure function of (seed, round, client, epoch or step, sample).
 
-Nothing here keeps a generator: cohorts come from a schedule, batch orders and augmentation from a hash that gives
-the same numbers on every device, for any chunk of clients and after any restart.
+Nothing here keeps a generator: cohorts come from a schedule, batch orders, augmentation and the keys of dropout from a
+hash that gives the same numbers on every device, for any chunk of clients and after any restart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedman.execution.hashing import bits, shift
 from fedman.execution.transfer import send
 
 
@@ -35,33 +36,7 @@ def cohort(t: int, clients: int, participation: float, kind: str = "bernoulli", 
         seed += 1
 
 
-def _signed(u: int) -> int:
-    return u - (1 << 64) if u >= 1 << 63 else u
-
-
-_GOLDEN, _M1, _M2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-def _shift(x: Tensor, n: int) -> Tensor:
-    """Logical shift to the right (torch's own is arithmetic)."""
-    return (x >> n) & ((1 << (64 - n)) - 1)
-
-
-def bits(*keys: Tensor | int) -> Tensor:
-    """63 random bits for every element of the broadcast keys: SplitMix64's finaliser, once per key.
-
-    What the keys on the host come to is mixed there, and goes to the device with the first key that is on it: a dozen
-    small kernels a key would fill a GPU's queue, and a host that finds it full waits.
-    """
-    x = torch.zeros((), dtype=torch.int64)
-    for key in keys:
-        if isinstance(key, Tensor) and key.device != x.device:
-            x = send(x, key.device)
-        x = (x ^ key) + _GOLDEN
-        x = (x ^ _shift(x, 30)) * _M1
-        x = (x ^ _shift(x, 27)) * _M2
-        x = x ^ _shift(x, 31)
-    return _shift(x, 1)
+MASKS = 0x4D41534B53  # tells the keys of dropout from the draws of batches
 
 
 @dataclass(frozen=True)
@@ -71,6 +46,7 @@ class Plan:
     sample: Tensor  # [S, K, B] positions among the client's own samples
     window: Tensor  # [3, S, K, B] mirrored or not, and the offsets (down, right) of the crop in the padded image
     weight: Tensor | None  # [S, K, B] share of a sample in its batch's mean, 0 for padding; None: all batches full
+    key: Tensor  # [S, K] from which the random numbers of a step's forward pass come
     counts: list[list[int]]  # [S][K] samples in each batch, 0 where a client has finished
     steps: list[int]  # K_k, the number of steps of each client
     longest: int  # samples of the largest client
@@ -144,10 +120,11 @@ def plan(
     sample = key.argsort(dim=-1).flatten(1).gather(1, place.flatten(1)).view_as(place)  # keys [S, E, n]
 
     draw = bits(seed, ~t, client, torch.stack([cut.epoch for cut in cuts]), sample)
-    offset = torch.stack([_shift(draw, 2), _shift(draw, 32)]) % (2 * pad + 1)
+    offset = torch.stack([shift(draw, 2), shift(draw, 32)]) % (2 * pad + 1)
     mirror = (draw & 1) if pad else torch.zeros_like(draw)
     window = torch.cat([mirror[None], torch.where((draw & 2).bool(), offset, pad)])
 
     full = len(set(steps)) == 1 and all(cut.full for cut in cuts)
     weight = None if full else torch.stack([cut.weight for cut in cuts])
-    return Plan(sample, window, weight, [cut.counts for cut in cuts], steps, longest)
+    keys = send(bits(seed, MASKS, t, client[:, 0], torch.arange(place.shape[1])), device)
+    return Plan(sample, window, weight, keys, [cut.counts for cut in cuts], steps, longest)

@@ -6,6 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+BUFFERS = "model.buffers"
+"""The name of the models' buffers `[Q]`, such as running statistics, among the server's vectors, those carried on and
+uploads. Algorithms do not see them."""
+
+BatchNorm = Literal["average", "local"]
 LrSchedule = Literal["decay", "constant", "cosine"]
 
 
@@ -22,6 +27,7 @@ class Training:
     weight_decay: float = 1e-3  # λ
     clip: float = 10.0  # C
     keep_optimizer: bool = False  # whether the optimiser's state is a client's memory, or new in every round
+    batch_norm: BatchNorm = "average"  # whether batch-norm layers are averaged, or a client keeps its own (FedBN)
     epochs: int = 5  # E
     batch_size: int = 50  # B
     seed: int = 0

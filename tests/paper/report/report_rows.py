@@ -20,7 +20,7 @@ def row(accuracy, *, dataset="cifar100", rounds_to_target=None, precision="bf16"
     return {
         "method": "as named", "config": config, "accuracy": {"all": accuracy, "sel": accuracy, "cloud": accuracy},
         "test_loss": {"all": 2.0}, "rounds_to_target": rounds_to_target, "seconds": 11.0, "device": "test device",
-        "precision": precision, "version": "0", "torch": "0",
+        "precision": precision, "version": "0", "source": {"commit": "c" * 40}, "torch": "0",
         "curve": {"round": rounds, "all": [round(accuracy * t / rounds[-1], 2) for t in rounds]},
     }  # fmt: skip
 

@@ -31,6 +31,23 @@ def test_the_order_of_methods_is_compared():
     assert any("-1.00 (iid)" in text for text in narrative.dataset(compare(rows)))
 
 
+def test_rounds_and_differences_are_told_both_ways():
+    firsts = {"feddc": 150, "fedspeed": 400, "fedavg": None, "feddyn": 480}  # the paper has 294, 392, 500+, 500+
+    rows = [row(50.0, algorithm=a, zeta=0, rounds_to_target=t) for a, t in firsts.items()]
+    rows += [row(60.0, algorithm="feddc", rounds_to_target=500)]  # 144
+    text = " ".join(narrative.dataset(compare(rows)))
+    assert (
+        "Rounds to 50 %: of the 3 cells that reach it here and in the paper, 1 are within ±20 % of the paper's rounds, "
+        "1 need fewer and 1 more (0.51 times, FedDC, Dirichlet 0.3, to 3.47 times, FedDC+MAN, Dirichlet 0.3); 1 reach "
+        "it in neither; FedDyn, Dirichlet 0.3 only here."
+    ) in text
+    assert "Of 5 values of one seed 0 lie within the paper's standard deviation, 2 more within a point" in text
+    assert "2 more than a point above and 1 more than a point below it." in text
+    assert "The differences are −2.02 (FedDC, Dirichlet 0.3) to +9.10 (FedAvg, Dirichlet 0.3)." in text
+    tiles = dict(narrative.tiles([compare(rows)]))
+    assert tiles["2 of 5"] == "cells within a point of the paper (2 above that, 1 below)"
+
+
 def test_missing_cells_are_named():
     some = [compare(pair(40.0, 52.0))]
     found = narrative.missing(some, [])

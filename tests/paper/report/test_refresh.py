@@ -7,6 +7,7 @@ import pytest
 
 from docs import refresh
 from fedman.paper.report import command
+from fedman.runs.checksums import file_sha256
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,3 +35,11 @@ def test_the_documents_hold_the_tables_of_these_results(page):
     assert {"cifar100-headline", "summary", "cifar100-variants"} <= {
         match[2] for match in refresh.BLOCK.finditer(paper)
     }
+
+
+def test_no_result_has_changed_unnoticed():
+    """`SHA256SUMS` lists every file, and each is as listed."""
+    folder = ROOT / "results"
+    listed = {name: sum for sum, name in map(str.split, (folder / "SHA256SUMS").read_text().splitlines())}
+    found = {f"./{path.relative_to(folder).as_posix()}": file_sha256(path) for path in folder.rglob("*.json*")}
+    assert found == listed, "see results/README.md for the command that writes SHA256SUMS"

@@ -140,6 +140,14 @@ GOOD = json.dumps(row(40.0, zeta=0)) + "\n"
         (changed("models", {"all": [3]}), "flatness.json: models.all should be a JSON object"),
         (broken("cost.json", '{"steps": [{"where": "here"}]}'), "cost.json: steps.0.model is missing"),
         (broken("cost.json", "{}"), "cost.json: steps is missing"),
+        (
+            broken("theory.json", '{"theorems": {"header": [1], "rows": []}}'),
+            "theory.json: theorems.header.0 should be",
+        ),
+        (
+            broken("theory.json", '{"theorems": {"header": ["a"], "rows": [["b", "c"]]}}'),
+            "theory.json: theorems must have as many cells in every row as in the header",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(place, tmp_path, capsys, make, message):

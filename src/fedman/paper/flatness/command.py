@@ -132,9 +132,12 @@ def theory(out: Path | None, seed: int, screen: Screen) -> None:
     with screen.progress() as follow:
         found = demonstrate(seed, follow)
     screen.table("the theory at the last round of two small federations on digits, float64", *found.table())
+    screen.table("the paper's statements", *found.theorems())
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "theory.json", asdict(found) | {"seed": seed, "version": version()})
+    header, rows = found.theorems()
+    record = asdict(found) | {"theorems": {"header": header, "rows": rows}, "seed": seed, "version": version()}
+    write_json(out / "theory.json", record)
     screen.say(f"written to {out / 'theory.json'}")
     if not _matplotlib():
         screen.say("no picture: matplotlib is not installed")

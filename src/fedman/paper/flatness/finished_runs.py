@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman.config import CUSTOM, Config, resolve
-from fedman.data import Dataset, partition
+from fedman.data import Dataset, partition, validation
 from fedman.errors import UserError
 from fedman.models import takes_ids
 from fedman.paper.flatness.flatness_json import MeasuredRun
@@ -79,13 +79,17 @@ def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:
 
 def select_samples(run: FinishedRun, data: Dataset, count: int | None, seed: int = 0) -> Selection:
     """All training samples, or `count` of them drawn at random."""
-    n = len(data.y_train)
+    c = run.config
+    trained = torch.ones(len(data.y_train), dtype=torch.bool)
+    if c.validation:
+        trained[torch.as_tensor(validation.held_out(data.y_train, c.validation, c.partition_seed))] = False
+    pool = trained.nonzero()[:, 0]
+    n = len(pool)
     if count is not None and not 1 <= count <= n:
         raise UserError(f"samples: {count}; 1 to {n} training samples are allowed")
-    chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: count or n].sort().values
-    place = torch.full((n,), -1)
+    chosen = pool[torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: count or n].sort().values]
+    place = torch.full((len(trained),), -1)
     place[chosen] = torch.arange(len(chosen))
-    c = run.config
     clients = partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
     parts = [place[torch.as_tensor(part)] for part in clients]
     return Selection(chosen, [part[part >= 0] for part in parts])

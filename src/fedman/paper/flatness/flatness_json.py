@@ -41,9 +41,10 @@ class Measurement(TypedDict):
 
 
 class LossMeasurement(Measurement):
-    """The loss at the model."""
+    """The loss at the model, and the norm of its gradient."""
 
     value: Number
+    gradient_norm: NotRequired[Number]
 
 
 class TopMeasurement(Measurement):

@@ -35,7 +35,8 @@ def command(place: Path, out: Path) -> str:
     for table in report.tables:
         write_text(beside / "tables" / f"{table.name}.csv", table.csv())
         write_text(beside / "tables" / f"{table.name}.md", table.markdown())
-    write_text(beside / "tables" / "summary.md", report.summary)
+    for name, text in report.summaries.items():
+        write_text(beside / "tables" / f"{name}.md", text)
     write_text(out, page)
     size = len(page.encode()) / 1e6
     made = f"{len(report.pictures)} pictures, {len(report.tables)} tables, {size:.1f} MB"

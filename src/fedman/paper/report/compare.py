@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from fedman.config import PARTS
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
 from fedman.paper.report.series import MAN, Series, Setting, part_title, penalty_order, slug
 from fedman.paper.targets import Target
+from fedman.parts import hyperparameters
 from fedman.runs.records import Headline, figures
 
 STD, POINT, ABOVE, BELOW, NONE = "std", "point", "above", "below", ""
@@ -22,7 +24,12 @@ MARKS = {
     BELOW: ("▼", "below by more than a point"),
     NONE: ("", "nothing to compare"),
 }
-TOLERANCE = 0.2  # of rounds-to-target
+TOLERANCE = 0.2  # of rounds-to-target, more or fewer
+POISONING = {
+    kind: {kind} | {name for part in PARTS[kind].built_in.values() for name in hyperparameters(part)}
+    for kind in ("attack", "aggregation")
+}
+"""The keys of attacks and of aggregation rules."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,18 @@ class Cell:
         return measured / self.target.rounds
 
     @property
-    def rounds_agree(self) -> bool | None:
-        """At most 20 % more than the paper's rounds; where it never gets there, not in the first 80 % of the rounds.
+    def rounds_mark(self) -> str:
+        """STD: within 20 % of the paper's rounds, or neither gets there; ABOVE: fewer rounds; BELOW: more.
 
-        None where the paper has no target.
+        Where only one of the two gets there, that one has needed fewer. NONE where the paper has no target.
         """
         if self.target is None or self.series.target is None:
-            return None
-        if self.target.rounds is None:
-            return self.series.rounds_to_target > self.series.length * (1 - TOLERANCE)
-        return self.rounds_ratio is not None and self.rounds_ratio <= 1 + TOLERANCE
+            return NONE
+        here, there = (t is not None and t < math.inf for t in (self.series.rounds_to_target, self.target.rounds))
+        if not (here and there):
+            return STD if here == there else ABOVE if here else BELOW
+        ratio = self.rounds_ratio or 0.0
+        return STD if abs(ratio - 1) <= TOLERANCE + 1e-9 else ABOVE if ratio < 1 else BELOW
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,11 @@ class Comparison:
             return f"{counts[0]} to {counts[-1]} seeds"
         return "one seed" if counts == [1] else f"{counts[0]} seeds"
 
+    @property
+    def precision(self) -> str:
+        """The arithmetic of the cells' runs: "bf16"."""
+        return ", ".join(sorted({r["precision"] for c in self.cells for r in c.series.runs if "diverged" not in r}))
+
     def of(self, partition: str) -> list[Cell]:
         """The cells of a partition."""
         return [cell for cell in self.cells if cell.series.partition == partition]
@@ -192,9 +206,26 @@ class Comparison:
             if penalty and len(study) >= 3
         ]
 
+    def poisonings(self) -> dict[tuple[str, str, str], dict[tuple[str, str], list[Series]]]:
+        """Series with different attacks or aggregation rules: by partition, algorithm and what else is changed in
+        them, those of each attack and rule, without and with a penalty.
+        """
+        found: dict[tuple[str, str, str], dict[tuple[str, str], list[Series]]] = {}
+        for s in self.all_series:
+            changes = [each for each in self.changes(s).split(", ") if each]
+            parts = {kind: [c for c in changes if c.partition("=")[0] in keys] for kind, keys in POISONING.items()}
+            rest = ", ".join(each for each in changes if not any(each in own for own in parts.values()))
+            attack, rule = (
+                ", ".join([s.part(kind), *(each for each in own if not each.startswith(f"{kind}="))])
+                for kind, own in parts.items()
+            )
+            found.setdefault((s.partition, s.algorithm, rest), {}).setdefault((attack, rule), []).append(s)
+        return {key: group for key, group in found.items() if len(group) > 1}
+
     def variants(self) -> list[tuple[str, Series, Cell | None]]:
-        """Series outside the table and the ζ studies: what is changed in each, and the cell it is a variant of."""
+        """Other series outside the table: what is changed in each, and the cell it is a variant of."""
         studied = [s for study in self.zeta_studies() for s in study]
+        studied += [s for group in self.poisonings().values() for members in group.values() for s in members]
         return [(self.changes(s), s, self.cell(s, s.penalty)) for s in self.others if s not in studied]
 
     def changes(self, s: Series) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from fedman.paper.report.series import (
     penalty_order,
     slug,
 )
+from fedman.paper.report.sources import Theorems
 from fedman.paper.report.tables import BLANK, Table, Toned
 from fedman.runs.text_tables import mean_std
 
@@ -101,7 +103,7 @@ def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
                 Toned(f"{printed:.{digits}f}{star}" if printed is not None else BLANK, "quiet"),
                 f"{np.mean(finite) / printed:.2f}" if printed and finite and not star else BLANK,
             ]
-        rows.append([*row, str(len(members))])
+        rows.append([*row, ", ".join(str(m.seed) for m in members)])
     note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
     title = f"{paper.title(dataset)}, {paper.partition_title(partition)}: the Hessian"
     return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note)
@@ -150,6 +152,13 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
 
 
+def theory(found: Sequence[Theorems]) -> Table:
+    """The paper's statements, as `fedman flatness --theory` evaluated them; of several files the first."""
+    header, rows = (found[0]["header"], found[0]["rows"]) if found else ([], [])
+    note = "On a CNN of 368 parameters and ten clients, float64; Proposition 1 on two small problems of five clients."
+    return Table("theory", "The paper's statements", header, rows, note, len(header))
+
+
 def basis(measured: Sequence[Measured], loss: str = "cross-entropy") -> str:
     """Which Hessian it is, in words."""
     used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
@@ -157,6 +166,23 @@ def basis(measured: Sequence[Measured], loss: str = "cross-entropy") -> str:
     known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
     on = f"{known} training samples" if known else "training samples"
     return f"Hessian of the mean {loss} on {on}, at the mean of all clients' last models."
+
+
+def comparable(
+    members: Sequence[Measured], name: str, read: Callable[[Measurements], list[Any]]
+) -> tuple[dict[Measured, list[Any]], int]:
+    """What is compared of each run, on one number of samples: the number that most runs have.
+
+    Of several measurements of a run the longest is taken, and none where all are empty.
+    """
+    found: dict[int, dict[Measured, list[Any]]] = {}
+    for m in members:
+        for file in (file for file in m.files if name in file):
+            drawn, runs = read(file), found.setdefault(entries(file)[name].get("samples", 0), {})
+            if len(drawn) > len(runs.get(m, [])):
+                runs[m] = drawn
+    count = max(found, key=lambda n: (len(found[n]), n), default=0)
+    return found.get(count, {}), count
 
 
 def plain_and_penalised(measured: Sequence[Measured], penalty: str = MAN) -> list[tuple[Measured, Measured]]:

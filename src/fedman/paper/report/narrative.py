@@ -10,6 +10,7 @@ import numpy as np
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS
+from fedman.paper.report import claims
 from fedman.paper.report.compare import (
     ABOVE,
     BELOW,
@@ -35,18 +36,35 @@ def dataset(data: Comparison) -> list[str]:
     compared = [cell for cell in data.cells if cell.target]
     if compared:
         sentences += [_agreement(compared), *_swapped_headers(data), *_order(data)]
-    agree = [cell.rounds_agree for cell in compared if cell.rounds_agree is not None]
-    if agree:
-        sentences.append(
-            f"Rounds to {data.target:g} % agree in {sum(agree)} of {len(agree)} cells: at most 20 % more than the "
-            "paper's, or, where the paper never reaches it, not within the first 80 % of the rounds."
-        )
-    return sentences
+    return [*sentences, *_rounds(data, compared)]
 
 
 def flatness(measured: Sequence[Measured]) -> list[str]:
-    """What the penalties do to the Hessian."""
-    return [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
+    """What the penalties do to the Hessian, and how large it is beside the paper's."""
+    found = [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
+    return [*found, *_sizes(measured), *claims.sentences(measured)]
+
+
+def _sizes(measured: Sequence[Measured]) -> list[str]:
+    """λ_max and trace as shares of the paper's, over all models that the paper has without a doubt."""
+    ratios: dict[str, list[float]] = {"largest eigenvalue": [], "trace": []}
+    for m in measured:
+        known = not m.variant and m.papers_method
+        theirs = paper.sharpness(m.dataset, m.partition, m.algorithm, bool(m.penalty)) if known else None
+        if theirs and not theirs.doubt:
+            for what, ratio in (("largest eigenvalue", m.top / theirs.top), ("trace", m.trace / theirs.trace)):
+                ratios[what] += [] if math.isnan(ratio) else [ratio]
+    told = [
+        f"the {what} is {min(v):.2f} to {max(v):.2f} of the paper's ({len(v)} models)"
+        for what, v in ratios.items()
+        if v
+    ]
+    return [f"Sizes do not agree: {', '.join(told)}."] if told and any(_off(v) for v in ratios.values()) else []
+
+
+def _off(ratios: Sequence[float]) -> bool:
+    """Whether any is more than a tenth away."""
+    return any(abs(ratio - 1) > 0.1 for ratio in ratios)
 
 
 def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
@@ -104,8 +122,9 @@ def tiles(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     for headline, members in by_headline.items():
         made += _median_gain(headline, members)
     if compared:
-        good = sum(cell.mark in (STD, POINT, ABOVE) for cell in compared)
-        made.append((f"{good} of {len(compared)}", "cells within a point of the paper, or above"))
+        marks = Counter(cell.mark for cell in compared)
+        beyond = f"({marks[ABOVE]} above that, {marks[BELOW]} below)"
+        made.append((f"{marks[STD] + marks[POINT]} of {len(compared)}", f"cells within a point of the paper {beyond}"))
         return made
     for headline, members in by_headline.items():
         finite = [c.series for data in members for c in data.cells if not math.isnan(c.series.mean)]
@@ -170,13 +189,37 @@ def _where(s: Series) -> str:
 
 def _agreement(compared: Sequence[Cell]) -> str:
     marks = Counter(cell.mark for cell in compared)
+    what = "means" if any(len(cell.series.runs) > 1 for cell in compared) else "values of one seed"
     text = (
-        f"Of {len(compared)} means {marks[STD]} lie within the paper's standard deviation, {marks[POINT]} more within "
-        f"a point of its mean, {marks[ABOVE]} above that and {marks[BELOW]} below."
+        f"Of {len(compared)} {what} {marks[STD]} lie within the paper's standard deviation, {marks[POINT]} more within "
+        f"a point of its mean, {marks[ABOVE]} more than a point above and {marks[BELOW]} more than a point below it."
     )
-    differences = [(d, cell.series) for cell in compared if (d := cell.difference) is not None]
-    worst, s = min(differences, key=lambda known: known[0], default=(0.0, None))
-    return f"{text} The largest shortfall is {points(worst)} ({_where(s)})." if s and worst < 0 else text
+    differences = sorted((d, _where(cell.series)) for cell in compared if (d := cell.difference) is not None)
+    if len(differences) < 2:
+        return text
+    (low, lowest), (high, highest) = differences[0], differences[-1]
+    return f"{text} The differences are {points(low)} ({lowest}) to {points(high)} ({highest})."
+
+
+def _rounds(data: Comparison, compared: Sequence[Cell]) -> list[str]:
+    """How the rounds to the target compare, more and fewer alike."""
+    marks = Counter(cell.rounds_mark for cell in compared if cell.rounds_mark)
+    if not marks:
+        return []
+    ratios = [(ratio, cell) for cell in compared if (ratio := cell.rounds_ratio) is not None]
+    sides = Counter(cell.rounds_mark for _, cell in ratios)
+    text = f"Rounds to {data.target:g} %: "
+    if ratios:
+        (low, least), (high, most) = (end(ratios, key=lambda known: known[0]) for end in (min, max))
+        text += (
+            f"of the {len(ratios)} cells that reach it here and in the paper, {sides[STD]} are within ±20 % of the "
+            f"paper's rounds, {sides[ABOVE]} need fewer and {sides[BELOW]} more ({low:.2f} times, "
+            f"{_where(least.series)}, to {high:.2f} times, {_where(most.series)}); "
+        )
+    alone = [cell for cell in compared if cell.rounds_mark in (ABOVE, BELOW) and cell.rounds_ratio is None]
+    text += f"{marks.total() - len(ratios) - len(alone)} reach it in neither"
+    named = [f"{_where(c.series)} only {'here' if c.rounds_mark == ABOVE else 'in the paper'}" for c in alone]
+    return [f"{text}; {'; '.join(named)}." if named else f"{text}."]
 
 
 def _swapped_headers(data: Comparison) -> list[str]:
@@ -204,12 +247,12 @@ def _order(data: Comparison) -> list[str]:
             if cell.target and not math.isnan(cell.series.mean)
         ]
         if len(both) == 2 * len(METHODS):
-            ours, theirs = (_ranks(values) for values in zip(*both, strict=True))
+            ours, theirs = (ranks(values) for values in zip(*both, strict=True))
             found.append(f"{np.corrcoef(ours, theirs)[0, 1]:.2f} ({paper.partition_title(partition)})")
     return [f"Rank correlation of the twelve methods with the paper's order: {', '.join(found)}."] if found else []
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
+def ranks(values: Sequence[float]) -> np.ndarray:
     """Ranks, ties sharing their mean: Spearman's coefficient is the correlation of these."""
     v = np.asarray(values)
     return np.array([(v < x).sum() + ((v == x).sum() + 1) / 2 for x in v])

@@ -14,11 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
-from fedman.paper.report import cost, curves, hessian, narrative, partitions, spectra, tables
+from fedman.paper.report import claims, cost, curves, field, hessian, narrative, partitions, spectra, tables
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
 from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
-from fedman.paper.report.sources import Sources, StepCost
+from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
 from fedman.runs.version import version
@@ -62,6 +62,7 @@ class Report:
     sections: list[Section]
     extra: list[Table]  # tables that are files alone
     colours: dict[str, tuple[str, ...]]  # of figures and algorithms, on a light and on a dark page
+    aside: Sequence[str] = ()  # titles of data sets that are not the paper's, in a report that has its data sets
 
     @property
     def pictures(self) -> list[Picture]:
@@ -73,9 +74,16 @@ class Report:
         return [*shown, *(t for s in self.sections for t in s.folded), *self.extra]
 
     @property
-    def summary(self) -> str:
-        """The sentences of the first section as Markdown."""
-        return "\n".join(f"**{name}.** {' '.join(sentences)}\n" for name, sentences in self.sections[0].briefs)
+    def summaries(self) -> dict[str, str]:
+        """The sentences of the sections that have some, as Markdown, by the names of their files; beside the paper's
+        data sets others are left out."""
+        return {
+            s.id if s.id == "summary" else f"{s.id}-summary": "\n".join(
+                f"**{name}.** {' '.join(sentences)}\n" for name, sentences in s.briefs if name not in self.aside
+            )
+            for s in self.sections
+            if s.briefs
+        }
 
 
 def compose(found: Sources) -> Report:
@@ -83,24 +91,30 @@ def compose(found: Sources) -> Report:
     all_series = series(found.rows)
     measured = hessian.merge(found.flatness)
     compared = comparisons(all_series)
+    the_field = field.field(found.field, found.rows)
     sections = [
         _summary(compared, measured, found.notes),
         *(_dataset(data) for data in compared if data.cells),
+        *([_field(the_field)] if the_field else []),
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
-        _flatness(found.flatness, measured),
+        _flatness(found.flatness, measured, found.theorems),
         _cost(compared, all_series, found.costs),
         Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
-    known: list[Setting] = [*all_series, *measured]
-    title, lead = "Federated runs, measured", _lead(penalties_of(known))
+    of_field = (
+        [cell.series for data in (the_field.tuned, the_field.default) for cell in data.cells] if the_field else []
+    )
+    known: list[Setting] = [*all_series, *measured, *of_field]
+    title, lead, aside = "Federated runs, measured", _lead(penalties_of(known)), []
     if any(data.in_paper for data in compared):
         title = "Minimising layerwise activation norms, measured"
         lead = "Federated learning with and without MAN, from our own runs, beside the tables of the WACV 2024 paper."
+        aside = [data.title for data in compared if not data.in_paper]
     shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
     colours = {key(each.algorithm): tones(each.algorithm) for each in known}
     colours = COLOURS | {name: pair for name, pair in colours.items() if name not in COLOURS}
-    return Report(title, lead, narrative.tiles(compared), shown, extra, colours)
+    return Report(title, lead, narrative.tiles(compared), shown, extra, colours, aside)
 
 
 def render(report: Report, folder: str) -> str:
@@ -183,6 +197,23 @@ def _dataset(data: Comparison) -> Section:
     return Section(data.name, data.title, groups=groups, narrow=columns == 1)
 
 
+def _field(data: field.Field) -> Section:
+    shown = data.tuned if data.tuned.cells else data.default
+    columns = min(len(shown.partitions), 3)
+    names, penalties = _buttons(cell.series.algorithm for cell in shown.cells), _penalty_buttons(shown.penalties)
+    off = [name for name, _ in names[3:]]
+    dots = "A dot for each model; open: plain, full: with MAN."
+    groups = [
+        Group(tables=[field.ranking(data)]),
+        *([_overview(shown, columns)] if shown.cells else []),
+        Group("Convergence", "", curves.convergence(shown), columns, names, penalties, off),
+        Group(tables=[field.gains(data), field.partitions(data), field.penalties(data)]),
+        Group("Flatness and accuracy", dots, field.scatter(data), 3, tables=[field.correlations(data)]),
+    ]
+    briefs = [("What follows", field.sentences(data))]
+    return Section("field", "The field after the paper", briefs, groups, [field.tried(data)])
+
+
 def _overview(data: Comparison, columns: int) -> Group:
     pictures = curves.overview(data)
     if not data.penalties and not data.in_paper:
@@ -209,10 +240,13 @@ def _penalty_buttons(penalties: Iterable[str]) -> list[tuple[str, str]]:
 def _studies(data: Comparison) -> list[Group]:
     text = "Shaded: the range in which the paper's text calls it stable." if data.in_paper else ""
     title, zeta = f"{data.title}: how much ζ matters", [tables.sensitivity(data)]
-    return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=[tables.variants(data)])]
+    others = [tables.variants(data), tables.poisoning(data)]
+    return [Group(title, text, curves.sensitivity(data), 2, tables=zeta), Group(tables=others)]
 
 
-def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured]) -> Section:
+def _flatness(
+    records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured], theorems: Sequence[Theorems]
+) -> Section:
     names, penalties = _buttons(m.algorithm for m in measured), _penalty_buttons(penalties_of(measured))
     shown = {"fedavg", "fedsam"}  # as in the paper; the others by their buttons
     off = [name for name, _ in names if name not in shown] if shown <= {name for name, _ in names} else []
@@ -226,12 +260,19 @@ def _flatness(records: Sequence[FlatnessRecord], measured: Sequence[hessian.Meas
     smooth = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
     around = "Training loss around the models along two directions, on one scale for all."
     groups = [
+        Group("The paper's claims", tables=[claims.table(measured)]),
         Group("Largest eigenvalue and trace", hessian.basis(measured, loss), tables=hessian.tables(measured)),
         Group("The largest eigenvalues", "", top, 2, names, penalties, off),
         Group("Density of all eigenvalues", smooth, density, 2, names, penalties, off),
         Group("Loss landscapes", around, landscapes, 2),
+        Group("The theory, evaluated", tables=[hessian.theory(theorems)]),
     ]
-    folded = [hessian.layers(measured), hessian.clients(measured), hessian.all_measurements(records)]
+    folded = [
+        claims.losses(measured),
+        hessian.layers(measured),
+        hessian.clients(measured),
+        hessian.all_measurements(records),
+    ]
     return Section("flatness", "Flatness", groups=groups, folded=folded)
 
 

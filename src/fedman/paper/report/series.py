@@ -18,13 +18,25 @@ from fedman.paper import targets as paper
 from fedman.paper.presets import METHODS, PRESETS
 from fedman.penalties import PENALTIES
 from fedman.runs.checksums import sha256
-from fedman.runs.records import LOCAL, Headline, ResultRow, Settings, Spread, axes, figure, headline, headline_of
+from fedman.runs.records import (
+    LOCAL,
+    Headline,
+    ResultRow,
+    Settings,
+    Spread,
+    axes,
+    figure,
+    headline,
+    headline_of,
+    is_explained,
+)
 from fedman.runs.text_tables import mean_std
 
 MAN = "man"  # the paper's penalty
 AXES = ("dataset", "partition", "algorithm", "penalty", "zeta", "seed")
-HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision")
+HOUSEKEEPING = (*LOCAL, "target", "eval_every", "eval_others_every", "chunk", "precision", "execution", "deterministic")
 """Keys that neither name a series nor make it a variant; `series` looks at the precision itself."""
+UNEXPLAINED = "†"
 SLUG_BYTES = 60  # three of them and a few words are the name of a file
 
 
@@ -88,10 +100,19 @@ class Series(Setting):
         """Mean ± standard deviation."""
         return mean_std(self.values, self.headline.form(self.mean))
 
+    @property
+    def marked_text(self) -> str:
+        """The same with † if a run's code is in no commit and no release."""
+        return f"{self.text}{'' if all(map(is_explained, self.runs)) else UNEXPLAINED}"
+
     def figure_text(self, name: str) -> str:
         """Mean ± standard deviation of another figure of the task, over the seeds that have it."""
         found = [value for run in self.runs if (value := figure(run, name).get("all")) is not None]
         return mean_std(found, Headline(name).form(*found))
+
+    def part(self, kind: str) -> str:
+        """The name of one of its parts, such as the attack."""
+        return str(said(self.runs[0]["config"])[kind])
 
     @property
     def clients(self) -> list[Spread]:
@@ -163,12 +184,12 @@ def penalty_of(config: Settings) -> str:
 
 def penalty_order(penalty: str) -> tuple[int, str]:
     """None first, then fedman's own, then others by name."""
-    return _position(["", *PENALTIES.built_in], penalty), penalty
+    return position(["", *PENALTIES.built_in], penalty), penalty
 
 
 def method_order(algorithm: str) -> int:
     """The paper's order of rows."""
-    return _position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
+    return position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
 
 
 def slug(name: str) -> str:
@@ -189,12 +210,12 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
     headlines = _headlines(rows)
     configs: dict[tuple[str, str, Headline], list[Settings]] = {}
     for row, compared in zip(rows, headlines, strict=True):
-        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(_said(row["config"]))
+        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(said(row["config"]))
     usual = {key: _most_frequent(members) for key, members in configs.items()}
     frequency = Counter(map(_precision, rows))
     groups: dict[tuple[Setting, Headline], dict[str, dict[int, ResultRow]]] = {}
     for row, compared in zip(rows, headlines, strict=True):
-        a, config = axes(row), _said(row["config"])
+        a, config = axes(row), said(row["config"])
         known = usual[a["dataset"], a["algorithm"], compared]
         changes = _changes(config, known | (_papers(config) if compared == Headline() else {}))
         setting = Setting(a["dataset"], a["partition"], a["algorithm"], penalty_of(config), a["zeta"], changes)
@@ -237,12 +258,12 @@ def papers_variant(config: Settings) -> str:
 
 
 def _order(s: Series) -> tuple[object, ...]:
-    data = _position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
-    place = _position(paper.PARTITIONS, s.partition), s.partition
+    data = position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
+    place = position(paper.PARTITIONS, s.partition), s.partition
     return *data, *place, method_order(s.algorithm), s.algorithm, penalty_order(s.penalty), s.zeta, s.variant
 
 
-def _position(names: Iterable[str], name: str) -> int:
+def position(names: Iterable[str], name: str) -> int:
     """Unknown names come last."""
     known = list(names)
     return known.index(name) if name in known else len(known)
@@ -261,7 +282,7 @@ def _most_frequent(configs: Sequence[Settings]) -> Settings:
     return found
 
 
-def _said(config: Settings) -> Settings:
+def said(config: Settings) -> Settings:
     """A configuration with the values that it leaves out, those that older ones do not have."""
     return {**UNSAID, **config}
 
@@ -273,7 +294,7 @@ def _papers(config: Settings) -> Settings:
         keys.pop("algorithm", None)  # the name of a module, which is not imported
     try:
         name = str(config.get("dataset"))
-        return _said(resolve(keys, PRESETS[f"{name}-dir0.3"]).flat()) if name in paper.TABLES else {}
+        return said(resolve(keys, PRESETS[f"{name}-dir0.3"]).flat()) if name in paper.TABLES else {}
     except UserError:
         return {}  # a results file of another version of the program
 

@@ -1,8 +1,8 @@
-"""Everything a report is made from, found in one folder: results, run folders, flatness, measured costs."""
+"""Everything a report is made from, found in one folder: results, run folders, flatness, measured costs, the theory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -10,9 +10,12 @@ from typing_extensions import TypedDict
 from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.flatness_json import FlatnessRecord
-from fedman.runs import records, results
+from fedman.runs import records, results, tune
 from fedman.runs.folder import ROUNDS, SUMMARY
-from fedman.runs.records import ResultRow
+from fedman.runs.records import ResultRow, evaluated_on
+from fedman.runs.tune import Tuning
+
+FIELD = "field"  # the folder of the study of docs/field.md
 
 
 class StepCost(TypedDict):
@@ -25,6 +28,22 @@ class StepCost(TypedDict):
     ratio: float  # to the plain step of the same measurement
 
 
+class Theorems(TypedDict):
+    """The paper's statements as a table, as `fedman flatness --theory` writes it."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class FieldSources:
+    """What was found in folders named `field`, which the page shows apart."""
+
+    rows: list[ResultRow] = field(default_factory=list)
+    flatness: list[FlatnessRecord] = field(default_factory=list)
+    tunings: list[Tuning] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Sources:
     """What was found. `notes` tell a reader what was left out; `unchecked` is what has no checksums."""
@@ -32,14 +51,18 @@ class Sources:
     rows: list[ResultRow]
     flatness: list[FlatnessRecord]
     costs: list[StepCost]
+    theorems: list[Theorems]
     notes: list[str]
     unchecked: list[Path]
+    field: FieldSources
 
 
 def find(place: Path) -> Sources:
-    """Read a results file, or a folder with results files (*.jsonl), run folders, flatness.json and cost.json in it.
+    """Read a results file, or a folder with results files (*.jsonl), run folders and measurements (flatness.json,
+    cost.json, theory.json) in it.
 
-    Of two results of one configuration the first file's is taken, and a note says so.
+    Of two results of one configuration the first file's is taken, and a note says so. Runs that were evaluated on
+    samples held out, and not on the test set, are left out.
     """
     if not place.exists():
         raise UserError(f"{place}: no such file or folder")
@@ -48,29 +71,57 @@ def find(place: Path) -> Sources:
     parts.append((place, results.collect(place)))
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
-    rows, notes = _without_duplicates(parts)
-    if not rows and not measured:
+    theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
+    rows, notes = _without_duplicates([part for part in parts if not _of_field(part[0])])
+    of_field = FieldSources(
+        _without_duplicates([part for part in parts if _of_field(part[0])])[0],
+        [record for path, record in measured.items() if _of_field(path)],
+        [tune.read(path) for path in sorted(place.rglob(f"*{tune.NAME}")) if _of_field(path)],
+    )
+    if not rows and not measured and not of_field.rows and not of_field.tunings:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
     unchecked = [path for source in {place: None, **dict.fromkeys(files)} for path in results.unchecked(source)]
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
-    return Sources(rows, list(measured.values()), costs, notes, unchecked)
+    papers = [record for path, record in measured.items() if not _of_field(path)]
+    return Sources(rows, papers, costs, theorems, notes, unchecked, of_field)
+
+
+def _of_field(path: Path) -> bool:
+    return path.is_file() and FIELD in path.parts
 
 
 def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list[ResultRow], list[str]]:
     kept: dict[str, ResultRow] = {}
     notes = []
+    held_out = 0
     for path, rows in parts:
         other = 0
         for row in rows:
+            if evaluated_on(row["config"]) != "test":
+                held_out += 1
+                continue
             first = kept.setdefault(results.identity(row), row)
             other += results.outcome(first) != results.outcome(row)
         if other:
             notes.append(f"{path.name}: {other} runs have another result elsewhere, which is the one shown.")
+    if held_out:
+        notes.append(f"{held_out} runs were evaluated on samples held out from training, and are not shown.")
     return sorted(kept.values(), key=results.order), notes
 
 
 def _costs(path: Path) -> list[StepCost]:
     return records.read(_Costs, path)["steps"]
+
+
+def _theorems(path: Path) -> Theorems:
+    found = records.read(_Theory, path)["theorems"]
+    if any(len(row) != len(found["header"]) for row in found["rows"]):
+        raise UserError(f"{path}: theorems must have as many cells in every row as in the header")
+    return found
+
+
+class _Theory(TypedDict):
+    theorems: Theorems
 
 
 class _Costs(TypedDict):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from fedman.flatness import plot
 from fedman.flatness.landscape import Landscape
 from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
-from fedman.paper.flatness.flatness_json import Measurements, entries
+from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel, penalties_of
-from fedman.paper.report.hessian import Measured
+from fedman.paper.report.hessian import Measured, comparable
 from fedman.paper.report.series import slug
 
 FLOOR = 1e-7  # of a density, on its logarithmic scale
@@ -39,7 +38,7 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
         values = [v for v in m["top"]["values"] if v is not None and v > 0]  # the scale is logarithmic
         return values if len(values) > 1 else []
 
-    shown, count = _comparable(members, "top", positive)
+    shown, count = comparable(members, "top", positive)
     if not shown:
         return []
     figure, axes = panel(6.2, 3.4)
@@ -57,7 +56,7 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
 
 def density(members: Sequence[Measured]) -> list[Picture]:
     """The smoothed density of all eigenvalues."""
-    shown, count = _comparable(members, "density", lambda m: [d] if (d := figures.density(m)) else [])
+    shown, count = comparable(members, "density", lambda m: [d] if (d := figures.density(m)) else [])
     if not shown:
         return []
     figure, axes = panel(6.2, 3.4)
@@ -80,7 +79,7 @@ def landscapes(members: Sequence[Measured]) -> list[Picture]:
         found = figures.landscape(m, axes=2)
         return [found] if found is not None and found.losses.isfinite().any() else []
 
-    shown, _ = _comparable(members, "landscape", plane)
+    shown, _ = comparable(members, "landscape", plane)
     if not shown:
         return []
     levels = plot.shared_levels([found for (found,) in shown.values()], 18)
@@ -112,23 +111,6 @@ def _map(found: Landscape, levels: np.ndarray) -> tuple[Figure, dict[str, object
     names = [axes.get_xlabel(), axes.get_ylabel()]
     grid = losses.T.round(3).tolist()
     return figure, {"grid": grid, "rows": ends, "columns": ends, "axes": names, "value": "loss"}
-
-
-def _comparable(
-    members: Sequence[Measured], name: str, read: Callable[[Measurements], list[Any]]
-) -> tuple[dict[Measured, list[Any]], int]:
-    """What is drawn of each run, on one number of samples: the number that most runs have.
-
-    Of several measurements of a run the longest is drawn, and none where all are empty.
-    """
-    found: dict[int, dict[Measured, list[Any]]] = {}
-    for m in members:
-        for file in (file for file in m.files if name in file):
-            drawn, runs = read(file), found.setdefault(entries(file)[name].get("samples", 0), {})
-            if len(drawn) > len(runs.get(m, [])):
-                runs[m] = drawn
-    count = max(found, key=lambda n: (len(found[n]), n), default=0)
-    return found.get(count, {}), count
 
 
 def _stem(members: Sequence[Measured]) -> str:

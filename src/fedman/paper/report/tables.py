@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from fedman.config import PARTS
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import BELOW, MARKS, STD, Cell, Comparison, Pair, headers_swapped, printed
-from fedman.paper.report.series import Series, first_at_target, method_title
+from fedman.paper.report.compare import MARKS, POISONING, Cell, Comparison, Pair, headers_swapped, printed
+from fedman.paper.report.series import (
+    UNEXPLAINED,
+    Series,
+    first_at_target,
+    method_title,
+    part_title,
+    penalty_order,
+    position,
+)
 from fedman.paper.targets import Target
-from fedman.runs.records import Curve, Headline
+from fedman.runs.records import Curve, Headline, ResultRow, is_explained
 from fedman.runs.text_tables import comma_separated, markdown, mean_std
 
 BLANK = "–"
@@ -93,12 +102,14 @@ def headline(data: Comparison) -> Table:
 
     def texts(cell: Cell) -> list[str]:
         beside = f" ({paper_accuracy(cell.target)}) {MARKS[cell.mark][0]}" if cell.target else ""
-        return [cell.series.text + beside]
+        return [(cell.series.marked_text if data.in_paper else cell.series.text) + beside]
 
     brackets = "; the paper's in brackets" if data.in_paper else ""
-    note = f"{data.zeta_text}, {data.seeds}{brackets}. {legend(data)}".strip()
+    how = f", {data.precision}" if data.in_paper else ""
+    note = f"{data.zeta_text}, {data.seeds}{how}{brackets}. {legend(data)}".strip()
     title = f"{data.title}, {data.headline.name}{' in %' if data.headline.unit else ''}"
-    return _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
+    table = _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
+    return replace(table, note=f"{table.note} {_unexplained(table.rows)}".strip())
 
 
 def gains(data: Comparison) -> Table:
@@ -125,12 +136,13 @@ def rounds(data: Comparison) -> Table:
     """Rounds to the target, beside the paper's."""
 
     def texts(cell: Cell) -> list[str]:
-        ratio = BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}"
-        tone = "" if cell.rounds_agree is None else STD if cell.rounds_agree else BELOW
-        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, tone)]
+        sign = f" {MARKS[cell.rounds_mark][0]}" if cell.rounds_mark else ""
+        ratio = (BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}") + sign
+        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
 
-    note = "Median over seeds of the first round in which the mean of all clients reaches the target."
-    note += " Green: at most 20 % more than in the paper." if data.in_paper else ""
+    first = "The first round" if data.seeds == "one seed" else "Median over seeds of the first round"
+    note = f"{first} in which the mean of all clients reaches the target."
+    note += " Ratio: to the paper's rounds; ● within 20 % of them, ▲ fewer, ▼ more." if data.in_paper else ""
     more = ["paper", "ratio"] if data.in_paper else []
     title = f"{data.title}: rounds to {data.target:g}{data.headline.unit}"
     return _by_partition(data, "rounds", title, "method", _by_method(data), texts, more, note)
@@ -191,13 +203,43 @@ def variants(data: Comparison) -> Table:
     header += ["paper"] if data.in_paper else []
     rows = []
     for changes, s, usual in data.variants():
-        row = [s.partition, s.method, changes, s.text, str(len(s.runs))]
+        row = [s.partition, s.method, changes, s.marked_text if data.in_paper else s.text, str(len(s.runs))]
         than = usual.series if usual else None
         row += [than.text, difference(data.headline, s.mean - than.mean, than.mean)] if than else [BLANK, BLANK]
         row += [paper_accuracy(printed(s))] if data.in_paper else []
         rows.append(row)
     title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
-    return Table(f"{data.name}-variants", title, header, rows, words=3)
+    return Table(f"{data.name}-variants", title, header, rows, _unexplained(rows), words=3)
+
+
+def poisoning(data: Comparison) -> Table:
+    """What attacks leave of the headline under each aggregation rule, without a penalty and with it."""
+    groups = data.poisonings()
+
+    def names(i: int, kind: str) -> list[str]:
+        known, found = PARTS[kind].built_in, {pair[i] for group in groups.values() for pair in group}
+        return sorted(found, key=lambda name: (position(known, name.partition(",")[0]), name))
+
+    attacks, rules = (names(i, kind) for i, kind in enumerate(POISONING))
+    members = [s for group in groups.values() for of_pair in group.values() for s in of_pair]
+    penalties = sorted({s.penalty for s in members}, key=penalty_order)
+    rows = []
+    for (partition, algorithm, rest), group in groups.items():
+        for attack in [name for name in attacks if any(name == found for found, _ in group)]:
+            texts = []
+            for rule in rules:
+                by_penalty = {s.penalty: s.text for s in group.get((attack, rule), ())}
+                texts.append(" / ".join(by_penalty.get(p, BLANK) for p in penalties) if by_penalty else BLANK)
+            rows.append([partition, method_title(algorithm), rest or BLANK, attack, *texts])
+    unit = " in %" if data.headline.unit else ""
+    title = f"{data.title}: {data.headline.name}{unit} under attack, by aggregation rule"
+    note = f"Each {' / '.join(part_title('penalty', p) if p else 'plain' for p in penalties)}; {data.zeta_text}."
+    header = ["partition", "algorithm", "changed", "attack", *rules]
+    same = [i for i in range(3) if len({row[i] for row in rows}) == 1]  # said once, in the note
+    said = "; ".join(rows[0][i] for i in same if rows[0][i] != BLANK)
+    header, *rows = ([cell for i, cell in enumerate(line) if i not in same] for line in (header, *rows))
+    note = f"{said}. {note}" if said else note
+    return Table(f"{data.name}-poisoning", title, header, rows, note, 4 - len(same))
 
 
 def clients(data: Comparison) -> Table:
@@ -227,7 +269,7 @@ def all_runs(all_series: Sequence[Series]) -> Table:
     kinds = {s.headline for s in all_series}
     figure = kinds.pop().column if len(kinds) == 1 else "headline"
     header = ["data", "partition", "method", "ζ", "changed", "seed", figure, "rounds to target", "s",
-              "precision", "device", "version"]  # fmt: skip
+              "precision", "device", "version", "commit"]  # fmt: skip
     rows = []
     for s in all_series:
         for run, value in zip(s.runs, s.values, strict=True):
@@ -235,9 +277,23 @@ def all_runs(all_series: Sequence[Series]) -> Table:
             name = f"{s.headline.name} " if figure == "headline" else ""
             row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
-            rows.append([*row, run["version"]])
+            rows.append([*row, run["version"], _commit(run)])
     curves = [run["curve"] for s in all_series for run in s.runs]
     return Table("all-runs", "Every run", header, rows, words=3, curves=curves)
+
+
+def _commit(run: ResultRow) -> str:
+    """What explains a run's code: a commit or a release."""
+    source = run.get("source", {})
+    if not is_explained(run):
+        return f"{source['commit'][:7]} and changes" if "commit" in source else "none"
+    return source["commit"][:7] if "commit" in source else f"release {source['release']}"
+
+
+def _unexplained(rows: Sequence[Sequence[str]]) -> str:
+    """A note on the mark, where it is used."""
+    used = any(UNEXPLAINED in cell for row in rows for cell in row)
+    return f"{UNEXPLAINED} made by code that is in no commit." if used else ""
 
 
 def legend(data: Comparison) -> str:

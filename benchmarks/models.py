@@ -1,0 +1,268 @@
+"""What any model costs: a client's epoch of 500 images, in ms, against one model trained centrally on as many.
+
+    python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--precision auto]
+    python benchmarks/models.py --bits [MODEL ...]
+
+- plain: a loop over clients in plain PyTorch, as other simulators have: load, forward, backward, clip, SGD;
+- fedman: a round of ten clients, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;
+- SAM: a round of FedSAM over one of FedAvg, which takes two gradients a step;
+- central: one model in batches of 500 images; on a GPU compiled and in a CUDA graph, with the fastest kernels.
+
+All are played in turns. Batches are of 50 images, the images random bytes. `--bits` plays three rounds twice, alone and
+two runs stacked, and says whether the weights are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedman.backends.in_process import InProcess
+from fedman.config import resolve
+from fedman.data import Dataset
+from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
+from fedman.models import build as build_model
+from fedman.runs.build import Built, build
+from fedman.training.aggregate import collect
+from fedman.training.federation import Assignment
+from fedman.training.round import Round
+from own_parts import seconds
+
+CLIENTS, BATCH, EPOCHS, CLASSES, SHAPE = 10, 50, 2, 100, (3, 32, 32)
+LR, DECAY, CLIP = 0.05, 1e-3, 10.0
+
+
+def user_cnn() -> nn.Module:
+    """The paper's sizes, without its nonlinearity and pooling."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Conv2d(64, 64, 5), nn.LeakyReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(1600, 384), nn.LeakyReLU(), nn.Linear(384, CLASSES),
+    )  # fmt: skip
+
+
+class ViT(nn.Module):
+    """Patches of 4 × 4, six layers of `nn.TransformerEncoder` of width 192."""
+
+    def __init__(self, width: int = 192, depth: int = 6, heads: int = 3) -> None:
+        super().__init__()
+        self.patch, self.position = nn.Conv2d(3, width, 4, 4), nn.Parameter(torch.zeros(1, 64, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, batch_first=True, norm_first=True, activation="gelu"
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.patch(x).flatten(2).transpose(1, 2) + self.position).mean(1))
+
+
+class LSTM(nn.Module):
+    """Two layers of 256 over the 32 rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(96, 256, 2, batch_first=True), nn.Linear(256, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.flatten(1).unflatten(1, (32, 96)))[0][:, -1])
+
+
+OWN: dict[str, Callable[[], nn.Module]] = {"user_cnn": user_cnn, "vit": ViT, "lstm": LSTM}
+MODELS = ("cifar_cnn", "user_cnn", "resnet18_gn", "vit", "lstm", "dropout_cnn", "resnet18_bn")
+
+
+def make(name: str) -> nn.Module:
+    return OWN[name]() if name in OWN else build_model(name, SHAPE, CLASSES)
+
+
+class Federated:
+    """Rounds of fedman, each of all ten clients; or of several runs stacked."""
+
+    def __init__(self, model: nn.Module, device: str, precision: str, samples: int, **keys: object) -> None:
+        rng = np.random.default_rng(0)
+        x = rng.integers(0, 256, (CLIENTS * samples, 32, 32, 3), dtype=np.uint8)
+        y = rng.integers(0, CLASSES, len(x))
+        data = Dataset("cifar100", x, y, x[:500], y[:500], CLASSES, (0.5,) * 3, (0.25,) * 3, True)
+        zetas = keys.pop("zetas", (0.0,))
+        configs = [
+            resolve({
+                "dataset": "cifar100", "clients": CLIENTS, "participation": 1.0, "epochs": EPOCHS, "lr": LR,
+                "zeta": zeta, "rounds": 5000, "precision": precision, **keys,
+            })
+            for zeta in zetas
+        ]  # fmt: skip
+        parts = [np.arange(samples) + samples * k for k in range(CLIENTS)]
+        self.built: Built = build(configs, data, device, model=model, parts=parts, whole_run=True)
+        self.backend: InProcess = self.built.in_process
+        self.states = [federation.start() for federation in self.built.federations]
+
+    def play(self) -> None:
+        cohort = list(range(CLIENTS))
+        now = [
+            Assignment(federation, state, Round(state.round, cohort, LR))
+            for federation, state in zip(self.built.federations, self.states, strict=True)
+        ]
+        list(collect(now, self.backend.train(now, [])))
+
+    @property
+    def execution(self) -> str:
+        return self.built.executor.execution.title
+
+    def bits(self, rounds: int) -> str:
+        """A digest of the servers' models after some rounds."""
+        for _ in range(rounds):
+            self.play()
+        w = torch.stack([state.server["w"] for state in self.states])
+        return hashlib.sha256(w.cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def autocast(device: str, precision: str) -> object:
+    # the casts of a captured graph must be in the graph
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False) if precision == "bf16" else nullcontext()
+
+
+def loss_of(net: nn.Module, device: str, precision: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with autocast(device, precision):
+            out = net(x)
+        return cross_entropy(out.float(), y)
+
+    return loss
+
+
+def descend(weights: list[nn.Parameter], loss: Tensor) -> None:
+    """A clipped step of SGD."""
+    g = torch.autograd.grad(loss, weights)
+    norm = torch.stack(torch._foreach_norm(g)).norm()
+    g = torch._foreach_mul(g, (CLIP / (norm + 1e-6)).clamp(max=1))
+    with torch.no_grad():
+        torch._foreach_mul_(weights, 1 - LR * DECAY)
+        torch._foreach_add_(weights, g, alpha=-LR)
+
+
+def plain(model: nn.Module, device: str, precision: str, samples: int) -> Callable[[], None]:
+    """An epoch of one client in plain PyTorch, from the server's model on."""
+    net, start = model.to(device), [p.detach().clone().to(device) for p in model.parameters()]
+    x, y = torch.randn(samples, *SHAPE, device=device), torch.randint(0, CLASSES, (samples,), device=device)
+    loss, weights = loss_of(net, device, precision), list(net.parameters())
+
+    def epoch() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(weights, start)
+        for at in torch.randperm(samples, device=device).split(BATCH):
+            descend(weights, loss(x[at], y[at]))
+
+    return epoch
+
+
+def central(model: nn.Module, device: str, precision: str, samples: int) -> Callable[[], None]:
+    """`samples` images in one batch of one model: on a GPU compiled, and replayed from a CUDA graph."""
+    net = model.to(device)
+    x, y = torch.randn(samples, *SHAPE, device=device), torch.randint(0, CLASSES, (samples,), device=device)
+    loss, weights = loss_of(net, device, precision), list(net.parameters())
+    if device == "cpu":
+        return lambda: descend(weights, loss(x, y))
+    loss = torch.compile(loss)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), determinism(False, device):
+        for _ in range(2):
+            descend(weights, loss(x, y))
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            descend(weights, loss(x, y))
+
+    def replay(*kept: object) -> None:  # the graph reads the memory of these tensors
+        graph.replay()
+
+    return partial(replay, x, y, net, weights)
+
+
+def repeated(call: Callable[[], None], times: int) -> Callable[[], None]:
+    def calls() -> None:
+        for _ in range(times):
+            call()
+
+    return calls
+
+
+def measure(name: str, device: str, precision: str, samples: int, repeats: int) -> None:
+    """A line of the table."""
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    options = device, precision, samples
+    federated = {
+        "0": Federated(make(name), *options),
+        "0.15": Federated(make(name), *options, zetas=(0.15,)),
+        "SAM": Federated(make(name), *options, algorithm="fedsam"),
+    }
+    several = 20 if device == "cuda" else 1
+    calls = {which: (made.play, CLIENTS * EPOCHS) for which, made in federated.items()}
+    calls["plain"] = repeated(plain(make(name), *options), 1), 1
+    calls["central"] = repeated(central(make(name), *options), several), several
+    for call, _ in calls.values():
+        call()
+    ready = time.perf_counter() - started
+    times: dict[str, list[float]] = {which: [] for which in calls}
+    for _ in range(repeats):
+        for which, (call, epochs) in calls.items():
+            times[which].append(1e3 * seconds(device, call) / epochs)
+    ms = {which: statistics.median(v) for which, v in times.items()}
+    print(
+        f"{name:<12}{ms['plain']:9.2f}{ms['0']:9.2f}{ms['0.15']:9.2f}{ms['0.15'] / ms['0']:7.2f}"
+        f"{ms['SAM'] / ms['0']:7.2f}{ms['central']:9.2f}{ms['0'] / ms['central']:8.2f}{ms['0'] / ms['plain']:8.3f}"
+        f"{ready:7.0f} s  {federated['0'].execution}",
+        flush=True,
+    )
+
+
+def repeat(name: str, device: str, precision: str, samples: int) -> None:
+    """Whether two runs with one seed have the same bits."""
+    words = []
+    for title, zetas in (("alone", (0.15,)), ("stacked", (0.0, 0.15))):
+        found = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            made = Federated(make(name), device, precision, samples, zetas=zetas)
+            found.append(made.bits(3))
+        words.append(f"{title} {'same' if found[0] == found[1] else 'DIFFERENT'} {found[0]}")
+    print(f"{name:<12}{', '.join(words)}, {made.execution}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="")
+    parser.add_argument("--samples", type=int, default=500, help="images of a client, and of a central batch")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--bits", action="store_true", help="compare the bits of two runs")
+    parser.add_argument("--fastest", action="store_true", help="deterministic=false")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
+    with matmul_precision(precision), determinism(not options.fastest, device):
+        print(f"{device_name(torch.device(device))}, {precision}, torch {torch.__version__}, {options.samples} images")
+        if not options.bits:
+            columns = (
+                f"{'plain':>9}{'ζ=0':>9}{'ζ=0.15':>9}{'MAN':>7}{'SAM':>7}{'central':>9}{'ratio':>8}{'of plain':>9}"
+            )
+            print(f"{'ms':<12}{columns}  ready  execution", flush=True)
+        for name in options.models:
+            if options.bits:
+                repeat(name, device, precision, options.samples)
+            else:
+                measure(name, device, precision, options.samples, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A function of tensors, gradients inside it and all, compiled into one graph of kernels.
+
+The function is traced once, with tensors that have shapes and no values, down to PyTorch's basic operations. Hooks,
+autograd functions and other Python are then gone; what depends on a value (`if x.mean() > 0`) cannot be traced and is
+an error. What inductor makes of the graph is kept in fedman's cache folder for the next run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedman.data.catalog import default_dir
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
+    """`function` for tensors with the shapes of `example`, compiled."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_dir() / "compiled"))
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    graph = trace(function, example)
+    settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
+    if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
+        settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing
+    with config.patch(settings), _channels_last_convolutions(), tracing(TracingContext(fake)), torch.no_grad():
+        compiled: Any = compile_fx(graph, list(example))
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return tuple(compiled(*tensors))
+
+    return call
+
+
+def trace(function: Function, example: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """`function` as a graph of basic operations on tensors with the shapes of `example`."""
+    from torch._export.utils import _compiling_state_context
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _compiling_state_context(), torch.enable_grad():  # torch.compiler.is_compiling() is true in it
+        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+
+
+def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
+    """Whether numbers beyond 32 bits occur, as in the hash behind dropout: inductor takes indices to be smaller."""
+    return any(isinstance(v, int) and abs(v) >= 2**31 for node in graph.graph.nodes for v in node.args)
+
+
+@contextmanager
+def _channels_last_convolutions() -> Iterator[None]:
+    """Backward passes of 2-d convolutions on a GPU get their tensors with the channels last, as the forward passes do.
+
+    Inductor gives them the order in which the graph was traced, which is channels first; every call of cuDNN would then
+    begin and end with a transposition: 480 of the 2200 µs of a ResNet-18's gradient.
+    """
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    backward, known = torch.ops.aten.convolution_backward.default, lowering._maybe_layout_constraints
+    before = known.get(backward)
+
+    def constrain(node: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None and not _on_gpu_2d(args):
+            return before(node, *args, **kwargs)
+        order = ir.NHWC_STRIDE_ORDER
+        return (*(ir.ExternKernel.require_stride_order(v, order) for v in args[:3]), *args[3:]), kwargs
+
+    def _on_gpu_2d(args: Sequence[Any]) -> bool:
+        return V.graph.layout_opt and all(len(v.get_size()) == 4 and v.get_device().type == "cuda" for v in args[:3])
+
+    known[backward] = constrain
+    try:
+        yield
+    finally:
+        if before is None:
+            del known[backward]
+        else:
+            known[backward] = before

@@ -1,0 +1,398 @@
+"""The field after the paper (docs/field.md): tuned beside default, ranked, with and without MAN; penalties against MAN;
+whether flatness follows accuracy. What was not measured is an empty cell."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from fedman.paper import targets as paper
+from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements
+from fedman.paper.presets import PARTITIONS, TUNED, ZETA
+from fedman.paper.report.compare import Cell, Comparison
+from fedman.paper.report.figure import MUTED, SHEET, Picture, colour, finish, panel
+from fedman.paper.report.hessian import MODEL
+from fedman.paper.report.narrative import ranks
+from fedman.paper.report.series import (
+    AXES,
+    HOUSEKEEPING,
+    MAN,
+    Series,
+    method_title,
+    part_title,
+    penalty_of,
+    said,
+    series,
+)
+from fedman.paper.report.sources import FieldSources
+from fedman.paper.report.tables import BLANK, Table, points, rounds_text
+from fedman.runs.records import Headline, ResultRow, Settings, decisive, headline
+from fedman.runs.results import identity, settings_identity
+from fedman.runs.text_tables import mean_std
+from fedman.runs.tune import Tried, Tuning
+
+DATASET, PLACE = "cifar100", "dir0.3"  # the latter: where methods were tuned, ranked and measured
+Method = tuple[str, str]
+"""An algorithm and a penalty, "" where there is none."""
+METHODS: list[Method] = [(algorithm, penalty) for algorithm in TUNED for penalty in ("", MAN)]
+
+
+class Measure(NamedTuple):
+    """A measure of sharpness: its name for people, and its value among what was measured of a model."""
+
+    title: str
+    of: Callable[[Measurements], float | None]
+
+
+MEASURES = {
+    "hessian": Measure("λ_max of the Hessian", lambda m: m["top"]["values"][0] if "top" in m else None),
+    "trace": Measure("trace of the Hessian", lambda m: m["trace"]["value"] if "trace" in m else None),
+    "gauss-newton": Measure(
+        "λ_max of the Gauss-Newton matrix", lambda m: m["gauss_newton"]["top"] if "gauss_newton" in m else None
+    ),
+    "average": Measure("average adaptive sharpness", lambda m: _sharpness(m, "average")),
+    "worst-2": Measure("worst-case adaptive sharpness, p = 2", lambda m: _sharpness(m, "worst_2")),
+    "worst-inf": Measure("worst-case adaptive sharpness, p = ∞", lambda m: _sharpness(m, "worst_inf")),
+    "m-2": Measure("m-sharpness, p = 2", lambda m: _sharpness(m, "m_2")),
+    "m-inf": Measure("m-sharpness, p = ∞", lambda m: _sharpness(m, "m_inf")),
+}
+
+
+@dataclass(frozen=True)
+class Study(Comparison):
+    """A comparison under a name of its own, which is not held against the paper's tables."""
+
+    id: str = ""
+    heading: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.heading
+
+    @property
+    def name(self) -> str:
+        return self.id
+
+    @property
+    def in_paper(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Field:
+    """All that is known of the field."""
+
+    tuned: Study
+    default: Study
+    choices: Mapping[Method, Tried]
+    penalties: list[Series]  # other than MAN, and other weight decays, at PLACE
+    models: list[tuple[ResultRow, Measurements]]  # what was measured of which run, at PLACE
+    tunings: list[Tuning]
+
+    def get(self, study: Study, method: Method, partition: str = PLACE) -> Series | None:
+        """The series of a method in one of the two studies."""
+        found = (c.series for c in study.of(partition) if (c.series.algorithm, c.series.penalty) == method)
+        return next(found, None)
+
+    def gain(self, study: Study, algorithm: str, partition: str = PLACE) -> float | None:
+        """What MAN adds to an algorithm, in points."""
+        plain, man = (self.get(study, (algorithm, penalty), partition) for penalty in ("", MAN))
+        return man.mean - plain.mean if plain and man and math.isfinite(man.mean - plain.mean) else None
+
+    def tuning_gain(self, method: Method) -> float | None:
+        """What tuning adds to a method, in points."""
+        tuned, default = self.get(self.tuned, method), self.get(self.default, method)
+        found = tuned.mean - default.mean if tuned and default else math.nan
+        return found if math.isfinite(found) else None
+
+    @cached_property
+    def ranked(self) -> list[Method]:
+        """The methods by their tuned accuracy; those that were not measured, or diverged, come last."""
+
+        def place(method: Method) -> float:
+            found = self.get(self.tuned, method)
+            return -found.mean if found and math.isfinite(found.mean) else math.inf
+
+        return sorted(METHODS, key=place)
+
+
+def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
+    """The field as far as it was run; None where nothing was. The defaults of the paper's methods are `papers` rows."""
+    if not found.rows and not found.tunings:
+        return None
+    rows = {identity(row): row for row in (*papers, *found.rows) if row["config"].get("dataset") == DATASET}
+    members = [s for s in series(list(rows.values())) if s.headline == Headline() and s.algorithm in TUNED]
+    choices = {_method(tried["config"]): tried for t in found.tunings for tried in t["settings"] if tried["chosen"]}
+    usual = [s for s in members if s.papers_method and s.zeta in (0, ZETA[DATASET])]
+    tuned = [s for s in usual if (choice := choices.get((s.algorithm, s.penalty))) and _same(s, choice)]
+    default = [s for s in usual if not s.variant]
+    others = [s for s in members if s.partition == PLACE and (not s.papers_method or _decay_alone(s))]
+    models = [(row, m) for row, m in _measured(found.flatness, rows) if row["config"]["partition"] == PLACE]
+    return Field(
+        _study("field-tuned", "The field, tuned", tuned),
+        _study("field-default", "The field, defaults", default),
+        choices,
+        others,
+        models,
+        found.tunings,
+    )
+
+
+def ranking(data: Field) -> Table:
+    """Every method on the partition it was tuned on, the best first."""
+    target = next((s.target for c in (*data.tuned.cells, *data.default.cells) if (s := c.series).target), None)
+    header = ["rank", "method", "tuned", "default", "tuning adds", "chosen", f"rounds to {target or 50:g} %", "s",
+              "λ_max", "trace"]  # fmt: skip
+    rows = []
+    for rank, method in enumerate(data.ranked, 1):
+        tuned, default = data.get(data.tuned, method), data.get(data.default, method)
+        known = tuned is not None and math.isfinite(tuned.mean)
+        rows.append(
+            [
+                str(rank) if known else BLANK,
+                method_title(*method),
+                tuned.text if tuned else BLANK,
+                default.text if default else BLANK,
+                points(data.tuning_gain(method)),
+                setting_text(data.choices.get(method)),
+                rounds_text(tuned) if tuned else BLANK,
+                _seconds(tuned),
+                *(_mean_measure(data, tuned, name) for name in ("hessian", "trace")),
+            ]
+        )
+    note = (
+        f"Accuracy of the mean of all clients in %, {_seeds(data.tuned)}, ζ = {ZETA[DATASET]:g}. Settings were chosen "
+        "among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max and "
+        "trace: of the training loss at the tuned models. –: not measured."
+    )
+    return Table("field-ranking", f"CIFAR-100, {paper.partition_title(PLACE)}: the field", header, rows, note, 2)
+
+
+def partitions(data: Field) -> Table:
+    """Tuned beside default on every partition."""
+    header = ["method", *(f"{paper.partition_title(p)}, {how}" for p in PARTITIONS for how in ("tuned", "default"))]
+    rows = []
+    for method in data.ranked:
+        found = [data.get(study, method, p) for p in PARTITIONS for study in (data.tuned, data.default)]
+        rows.append([method_title(*method), *(s.text if s else BLANK for s in found)])
+    note = "Chosen once, on Dirichlet 0.3. Where the defaults were chosen, the two columns hold the same runs."
+    return Table("field-partitions", "CIFAR-100: the field on three partitions", header, rows, note)
+
+
+def gains(data: Field) -> Table:
+    """What MAN adds to every algorithm."""
+    header = ["algorithm", *(f"{paper.partition_title(p)}, {how}" for p in PARTITIONS for how in ("tuned", "default"))]
+    rows = []
+    for algorithm in TUNED:
+        found = (data.gain(study, algorithm, p) for p in PARTITIONS for study in (data.tuned, data.default))
+        rows.append([method_title(algorithm), *map(points, found)])
+    return Table("field-gains", "CIFAR-100: points that MAN adds", header, rows)
+
+
+def penalties(data: Field) -> Table:
+    """Other penalties, and more weight decay, beside MAN."""
+    kinds: dict[tuple[str, float, str], dict[str, Series]] = {}
+    usual = [s for c in data.default.of(PLACE) if (s := c.series).algorithm in {s.algorithm for s in data.penalties}]
+    for s in (*usual, *data.penalties):
+        kinds.setdefault((s.penalty, s.zeta, s.variant), {})[s.algorithm] = s
+    algorithms = [name for name in TUNED if any(name in of for of in kinds.values())]
+    rows = []
+    for (penalty, zeta, variant), of in kinds.items():
+        name = part_title("penalty", penalty) if penalty else "none"
+        plain = {a: data.get(data.default, (a, "")) for a in algorithms}
+        cells = []
+        for a in algorithms:
+            known, base = of.get(a), plain[a]
+            cells.append(known.text if known else BLANK)
+            cells.append(points(known.mean - base.mean) if known and base and (penalty or variant) else BLANK)
+        rows.append([f"{name}, {variant}" if variant else name, f"{zeta:g}" if penalty else BLANK, *cells])
+    header = ["penalty", "ζ", *(word for a in algorithms for word in (method_title(a), "against none"))]
+    title = f"CIFAR-100, {paper.partition_title(PLACE)}: other penalties against MAN"
+    return Table("field-penalties", title, header, rows if data.penalties else [], "Algorithms with their defaults.")
+
+
+def correlations(data: Field) -> Table:
+    """Spearman's rank correlation of each measure of sharpness with the test accuracy of the same model."""
+    rows = []
+    for name, measure in MEASURES.items():
+        row = [measure.title]
+        for chosen in (
+            (lambda row: True),
+            (lambda row: not row["config"]["zeta"]),
+            (lambda row: row["config"]["zeta"]),
+        ):
+            pairs = [pair for pair in _pairs(data, name) if chosen(pair[0])]
+            row += [_spearman([(headline(r), value) for r, value in pairs]), str(len(pairs))]
+        rows.append(row)
+    header = ["measure", "all", "models", "plain", "models", "with MAN", "models"]
+    note = (
+        "Spearman's ρ over the models on Dirichlet 0.3: −1 where the flatter model is always the more accurate one, 0 "
+        "where they have nothing to do with each other."
+    )
+    return Table("field-sharpness", "Sharpness and test accuracy", header, rows if data.models else [], note)
+
+
+def tried(data: Field) -> Table:
+    """Every setting that was tried."""
+    rows = []
+    for tuning in data.tunings:
+        last = str(tuning["rungs"][-1])
+        for each in sorted(tuning["settings"], key=lambda each: list(TUNED).index(str(each["config"]["algorithm"]))):
+            value, known = each["scores"].get(last), last in each["scores"]
+            score = (BLANK if not known else "diverged") if value is None else f"{value:.2f}"
+            chosen = "●" if each["chosen"] else ""
+            rows.append([method_title(*_method(each["config"])), setting_text(each), score, chosen,
+                         f"{each.get('seconds', math.nan):.1f}"])  # fmt: skip
+    header = ["method", "setting", "accuracy on the samples held out, %", "chosen", "s"]
+    return Table("field-tried", "Every setting that was tried", header, rows, words=2)
+
+
+def scatter(data: Field) -> list[Picture]:
+    """Test accuracy against the measures of the Hessian, a dot for each model."""
+    pictures = []
+    for name in ("hessian", "trace", "gauss-newton"):
+        title = MEASURES[name].title
+        pairs = [(row, value) for row, value in _pairs(data, name) if value > 0]
+        if len(pairs) < 3:
+            continue
+        figure, axes = panel()
+        dots = []
+        for row, value in pairs:
+            method = _method(row["config"])
+            tone = colour(method[0])
+            fill = tone if method[1] else SHEET
+            axes.plot(value, headline(row), "o", markersize=5, markerfacecolor=fill, markeredgecolor=tone)
+            dots.append((value, headline(row), f"{method_title(*method)} {headline(row):.2f} %"))
+        axes.set(xlabel=title, ylabel="test accuracy, %", xscale="log")
+        axes.text(0.98, 0.96, f"ρ = {_spearman([(headline(r), v) for r, v in pairs])}", color=MUTED, ha="right",
+                  va="top", transform=axes.transAxes)  # fmt: skip
+        shown = f"The field: test accuracy against {title}"
+        pictures.append(finish(f"field-{name}", shown, figure, {"points": dots}))
+    return pictures
+
+
+def sentences(data: Field) -> list[str]:
+    """What follows from the tables, as far as they go."""
+    made = [_measured_sentence(data)]
+    finite = [(m, s) for m in data.ranked if (s := data.get(data.tuned, m)) and math.isfinite(s.mean)]
+    if finite:
+        (best, s), plain = finite[0], next(((m, s) for m, s in finite if not m[1]), None)
+        text = f"Tuned, on Dirichlet 0.3, the best is {method_title(*best)} with {s.text} %"
+        more = f"; the best without MAN {method_title(*plain[0])} with {plain[1].text} %" if plain and best[1] else ""
+        made.append(f"{text}{more}.")
+    for study, how in ((data.tuned, "tuned"), (data.default, "with their defaults")):
+        known = {a: gain for a in TUNED if (gain := data.gain(study, a)) is not None}
+        if known:
+            up, order = sum(gain > 0 for gain in known.values()), sorted(known, key=known.__getitem__)
+            ends = f"{points(known[order[0]])} ({method_title(order[0])}) to {points(known[order[-1]])} "
+            made.append(
+                f"MAN raises the accuracy of {up} of {len(known)} algorithms {how}; it adds {ends}"
+                f"({method_title(order[-1])}), {points(statistics.median(known.values()))} in the median."
+            )
+            if down := [method_title(a) for a in order if known[a] <= 0]:
+                made.append(f"It does not help {', '.join(down)}.")
+    adds = {m: gain for m in METHODS if (gain := data.tuning_gain(m)) is not None}
+    if adds:
+        most = max(adds, key=adds.__getitem__)
+        made.append(
+            f"Tuning alone adds {points(statistics.median(adds.values()))} points in the median and at most "
+            f"{points(adds[most])} ({method_title(*most)})."
+        )
+        both = [(data.get(data.tuned, m), data.get(data.default, m)) for m in adds]
+        orders = [(a.mean, b.mean) for a, b in both if a and b]
+        if len(orders) > 2:
+            made.append(f"Rank correlation of the order with the defaults and tuned: {_spearman(orders)}.")
+    return made
+
+
+def setting_text(choice: Tried | None) -> str:
+    """A setting as it would be typed, without algorithm and ζ."""
+    if choice is None:
+        return BLANK
+    apart = ("algorithm", "zeta")
+    shown = {k: str(v).lower() if isinstance(v, bool) else v for k, v in choice["varied"].items() if k not in apart}
+    return " ".join(f"{k}={v}" for k, v in shown.items())
+
+
+def _measured_sentence(data: Field) -> str:
+    def count(study: Study) -> str:
+        found = [sum((c.series.algorithm, c.series.penalty) in METHODS for c in study.of(p)) for p in PARTITIONS]
+        return ", ".join(f"{n} on {paper.partition_title(p)}" for n, p in zip(found, PARTITIONS, strict=True))
+
+    total = len(METHODS)
+    return f"Of {total} methods, {count(data.tuned)} are measured tuned, and {count(data.default)} with their defaults."
+
+
+def _study(name: str, heading: str, members: Iterable[Series]) -> Study:
+    cells = [Cell(s, None) for s in members]
+    return Study(DATASET, Headline(), {MAN: ZETA[DATASET]}, cells, [], id=name, heading=heading)
+
+
+def _method(config: Settings) -> Method:
+    return str(config["algorithm"]), penalty_of(config)
+
+
+def _same(s: Series, choice: Tried) -> bool:
+    """Whether the runs of a series have a chosen setting, on any partition and with any seed."""
+    apart = {*AXES, *HOUSEKEEPING, "validation"}
+    ours, theirs = (
+        {k: v for k, v in said(decisive(c)).items() if k not in apart} for c in (s.runs[0]["config"], choice["config"])
+    )
+    return ours == theirs
+
+
+def _decay_alone(s: Series) -> bool:
+    return s.variant.startswith("weight_decay=") and "," not in s.variant and not s.penalty
+
+
+def _measured(
+    records: Sequence[FlatnessRecord], rows: Mapping[str, ResultRow]
+) -> Iterator[tuple[ResultRow, Measurements]]:
+    """Each measured run that has a row, with all that was measured of its model."""
+    found: dict[str, Measurements] = {}
+    for record in records:
+        if "config" in record["run"] and MODEL in record["models"]:
+            key = settings_identity(record["run"]["config"])
+            found.setdefault(key, {}).update(record["models"][MODEL])
+    for key, measured in found.items():
+        if key in rows and math.isfinite(headline(rows[key])):
+            yield rows[key], measured
+
+
+def _pairs(data: Field, name: str) -> list[tuple[ResultRow, float]]:
+    found = ((row, MEASURES[name].of(measured)) for row, measured in data.models)
+    return [(row, value) for row, value in found if value is not None]
+
+
+def _mean_measure(data: Field, s: Series | None, name: str) -> str:
+    runs = {identity(run) for run in s.runs} if s else set()
+    values = [value for row, value in _pairs(data, name) if identity(row) in runs]
+    return mean_std(values, ".4g") if values else BLANK
+
+
+def _sharpness(measured: Measurements, name: str) -> float | None:
+    found = measured["sharpness"]["measures"].get(name) if "sharpness" in measured else None
+    return found["value"] if found else None
+
+
+def _spearman(pairs: Sequence[tuple[float, float]]) -> str:
+    """Spearman's ρ; blank for fewer than three pairs, or where one of the two does not vary."""
+    if len(pairs) < 3 or any(len(set(values)) < 2 for values in zip(*pairs, strict=True)):
+        return BLANK
+    one, other = (ranks(values) for values in zip(*pairs, strict=True))
+    return f"{np.corrcoef(one, other)[0, 1]:+.2f}".replace("-", "−")
+
+
+def _seconds(s: Series | None) -> str:
+    found = [run["seconds"] for run in s.runs if "diverged" not in run] if s else []
+    return f"{statistics.fmean(found):.1f}" if found else BLANK
+
+
+def _seeds(data: Study) -> str:
+    return data.seeds if data.cells else "no seeds"

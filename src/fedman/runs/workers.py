@@ -1,0 +1,258 @@
+"""The stacks of a sweep played by processes of their own: one a GPU, one a core, or as tasks of a Ray cluster.
+
+A worker plays one stack of runs and ends. All it says is in its runs' folders: progress is read from there, and after
+the death of a worker another one goes on from the checkpoints in them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedman.data import Dataset, load
+from fedman.errors import Diverged, Interrupted, UserError
+from fedman.runs.experiment import run_stacked
+from fedman.runs.folder import ROUNDS
+from fedman.runs.grid import Cell
+from fedman.runs.records import Progress
+from fedman.runs.signals import stop_on_signal
+
+LIVES = 4  # workers that may die over one stack before the sweep gives up
+LOOK = 0.5  # seconds between two looks at the folders
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Runs that are played together, and where."""
+
+    cells: tuple[Cell, ...]
+    out: Path
+
+    @property
+    def cost(self) -> float:
+        return sum(cell.cost for cell in self.cells)
+
+    @property
+    def names(self) -> str:
+        first, *others = (cell.name for cell in self.cells)
+        return f"{first} and {len(others)} more runs" if others else first
+
+
+def play(
+    stack: Stack,
+    device: str,
+    data: Mapping[tuple[str, str | None], Dataset] | None = None,
+    progress: Mapping[str, Progress] | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> list[str]:
+    """Play a stack in this process, each run from its last checkpoint. Returns the warnings that `warn` was not there
+    to take, and of runs that diverged."""
+    said: list[str] = []
+    configs, outs = [cell.config for cell in stack.cells], [stack.out / cell.name for cell in stack.cells]
+    source = configs[0].source
+    results = run_stacked(
+        configs,
+        load(*source) if data is None else data[source],
+        outs,
+        resume=True,
+        device=device,
+        progress=[(progress or {}).get(cell.name, lambda record: None) for cell in stack.cells],
+        warn=warn or said.append,
+    )
+    ends = zip(stack.cells, results, strict=True)
+    return said + [f"{cell.name}: {result}" for cell, result in ends if isinstance(result, Diverged)]
+
+
+class Workers(ABC):
+    """Where stacks can be played at the same time."""
+
+    @property
+    @abstractmethod
+    def is_free(self) -> bool:
+        """Whether another stack can start."""
+
+    @abstractmethod
+    def start(self, stack: Stack) -> None:
+        """Begin to play a stack."""
+
+    @abstractmethod
+    def ended(self, seconds: float) -> list[list[str]]:
+        """Wait for at most so long; the warnings of each stack that has ended. What went wrong in one is raised."""
+
+    @abstractmethod
+    def stop(self, signum: int) -> None:
+        """End all that is under way: each run after its round, with a checkpoint."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the workers held."""
+
+
+def play_all(
+    stacks: Sequence[Stack], workers: Workers, progress: dict[str, Progress], warn: Callable[[str], object]
+) -> None:
+    """Play all stacks, the longest first. `progress` holds a function for each run, by its name."""
+    left = sorted(stacks, key=lambda stack: -stack.cost)
+    under_way = 0
+    watches = [_Watch(stack.out / cell.name / ROUNDS, progress[cell.name]) for stack in stacks for cell in stack.cells]
+    stopping = threading.Event()
+    with stop_on_signal(stopping) as caught:
+        try:
+            while (left or under_way) and not stopping.is_set():
+                while left and workers.is_free:
+                    workers.start(left.pop(0))
+                    under_way += 1
+                for warnings in workers.ended(LOOK):
+                    under_way -= 1
+                    for message in warnings:
+                        warn(message)
+                for watch in watches:
+                    watch.look()
+        except BaseException:
+            workers.stop(signal.SIGTERM)
+            raise
+        else:
+            if stopping.is_set():
+                workers.stop(caught[0])
+                raise Interrupted(caught[0], f"the runs under way are saved in {stacks[0].out}")
+        finally:
+            workers.close()
+
+
+class _Watch:
+    """The records of a run, told as they appear in its folder."""
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self.path, self.progress = path, progress
+        self.seen = self._size()
+
+    def look(self) -> None:
+        size = self._size()
+        if size <= self.seen:  # a run that is resumed takes back the records after its checkpoint
+            self.seen = size
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.seen)
+            whole, _, _ = file.read().rpartition(b"\n")
+        self.seen += len(whole) + bool(whole)
+        for line in whole.splitlines():
+            self.progress(json.loads(line))
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+
+@dataclass
+class _Worker:
+    """A process that plays a stack."""
+
+    stack: Stack
+    place: int
+    process: Any
+    answer: Connection
+    lives: int
+
+
+@dataclass
+class Processes(Workers):
+    """`count` processes on this machine; on GPUs each has one of the `gpus` to itself, or shares it in turn."""
+
+    count: int
+    device: str
+    gpus: int = 0
+    _running: list[_Worker] = field(default_factory=list)
+
+    @property
+    def is_free(self) -> bool:
+        return len(self._running) < self.count
+
+    def start(self, stack: Stack) -> None:
+        taken = {worker.place for worker in self._running}
+        self._begin(stack, min(set(range(self.count)) - taken), LIVES)
+
+    def _begin(self, stack: Stack, place: int, lives: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        answer, theirs = context.Pipe(duplex=False)
+        threads = max(1, (os.cpu_count() or 1) // self.count)
+        gpu = place % self.gpus if self.gpus else None
+        process = context.Process(target=_work, args=(stack, self.device, gpu, threads, theirs))
+        process.start()
+        theirs.close()
+        self._running.append(_Worker(stack, place, process, answer, lives))
+
+    def ended(self, seconds: float) -> list[list[str]]:
+        if not self._running:
+            time.sleep(seconds)
+        ready = wait([worker.answer for worker in self._running], timeout=seconds)
+        found = []
+        for worker in [worker for worker in self._running if worker.answer in ready]:
+            self._running.remove(worker)
+            try:
+                answer = worker.answer.recv()
+            except (EOFError, OSError):
+                answer = None
+            worker.process.join()
+            if answer is None or isinstance(answer, Interrupted):
+                self._replace(worker)
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                found.append(answer)
+        return found
+
+    def _replace(self, worker: _Worker) -> None:
+        """Start another process in the place of one that died."""
+        if worker.lives == 1:
+            code = worker.process.exitcode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            what = f"{worker.stack.names}: {LIVES} processes died over it, the last of {how}"
+            raise UserError(
+                f"{what}{'; is memory short? fewer --workers need less' if code == -signal.SIGKILL else ''}"
+            )
+        self._begin(worker.stack, worker.place, worker.lives - 1)
+
+    def stop(self, signum: int) -> None:
+        for worker in self._running:
+            if worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, signum)
+        for worker in self._running:
+            worker.process.join()
+        self._running.clear()
+
+    def close(self) -> None:
+        for worker in self._running:
+            worker.answer.close()
+
+
+def _work(stack: Stack, device: str, gpu: int | None, threads: int, answer: Connection) -> None:
+    """What a process does: play the stack, answer with its warnings or with what went wrong."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the sweep alone, which tells its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if gpu is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    torch.set_num_threads(threads)
+    try:
+        answer.send(play(stack, device))
+    except Exception as error:
+        answer.send(error)
+
+
+def _end_with_parent() -> None:
+    """End at once when the sweep is gone, so that nobody holds its folders."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,235 @@
+"""The field's section: tuned beside default, ranked; what was not measured is empty and nothing is claimed of it."""
+
+import json
+
+import pytest
+
+from fedman.config import resolve
+from fedman.paper.presets import PRESETS, SWEEPS, TUNED, ZETA
+from fedman.paper.report import command, field
+from fedman.paper.report.sources import FieldSources, find
+from fedman.runs import tune
+from fedman.runs.grid import cells
+from tests.cli.command_line import main_ok
+from tests.paper.report.report_rows import eigenvalues, estimate, pair, row, write
+
+MEANS = {"fedavg": (40.0, 53.0), "feddyn": (50.0, 55.0), "fedacg": (52.0, 51.0)}
+CHOSEN = {"fedavg": {"lr": 0.1}, "feddyn": {"alpha": 0.1, "lr": 0.03}, "fedacg": {"server_momentum": 0.7, "lr": 0.1}}
+
+
+def tuning(algorithm):
+    """A `tune.json` in which the same setting is best without and with MAN."""
+    settings = []
+    for cell in cells({"validation": 0.1, "algorithm": algorithm}, SWEEPS["field-tune"]):
+        varied = {key: getattr(cell.config, key) for key in cell.varied}
+        own = {k: v for k, v in varied.items() if k not in ("algorithm", "zeta")}
+        best = own == CHOSEN[algorithm]
+        settings.append(
+            {"varied": varied, "config": cell.config.flat(), "seeds": [0], "chosen": best,
+             "scores": {"500": 45.0 if best else 44.0}, "seconds": 8.0}
+        )  # fmt: skip
+    return {"format": 1, "headline": "accuracy", "lower_is_better": False, "each": ["algorithm", "zeta"],
+            "rungs": [500], "settings": settings}  # fmt: skip
+
+
+def measured(r, **values):
+    """The record of `fedman flatness` of a run."""
+    run = {key: r["config"][key] for key in ("dataset", "partition", "clients", "model", "algorithm", "zeta", "rounds")}
+    config = {k: v for k, v in r["config"].items() if k not in ("checkpoint_seconds", "keep_state", "tensorboard")}
+    sharp = {name: {"value": values["top"] / 10, "rho": 1.0} for name in ("average", "worst_2", "worst_inf", "m_2")}
+    return {
+        "format": 1,
+        "run": {**run, "seed": r["config"]["seed"], "method": "as named", "config": config},
+        "models": {"all": {
+            "top": eigenvalues([values["top"]]), "trace": estimate(values["trace"]),
+            "gauss_newton": {"top": values["top"], "converged": True, "trace": estimate(1.0)},
+            "sharpness": {"m": 128, "measures": sharp},
+        }},
+    }  # fmt: skip
+
+
+def tuned_rows(algorithm, seeds=(0, 1), partition="dir0.3"):
+    plain, man = MEANS[algorithm]
+    return [
+        r for s in seeds for r in pair(plain + s, man + s, algorithm, seed=s, partition=partition, **CHOSEN[algorithm])
+    ]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Three algorithms: FedAvg's choice is its default, FedACG's default was not run, one partition is missing."""
+    place = tmp_path_factory.mktemp("field") / "results"
+    (place / "field").mkdir(parents=True)
+    write(place / "cifar100.jsonl", [*pair(40.0, 53.0), *pair(47.0, 54.0, "feddyn"), row(41.0, zeta=0, seed=1)])
+    mine = [r for a in CHOSEN for r in tuned_rows(a)] + tuned_rows("feddyn", (0,), "iid")
+    mine += [row(49.0, algorithm="fedavg", penalty="feddecorr", zeta=0.1), row(44.0, zeta=0, weight_decay=0.002)]
+    mine += [row(99.0, algorithm="fedavg", zeta=0, validation=0.1)]
+    write(place / "field" / "runs.jsonl", mine)
+    for algorithm in CHOSEN:
+        (place / "field" / f"{algorithm}-tune.json").write_text(json.dumps(tuning(algorithm)))
+    firsts = [r for r in mine if r["config"]["seed"] == 0 and "accuracy" in r and r["config"]["partition"] == "dir0.3"]
+    for number, r in enumerate(firsts[:6]):
+        record = measured(r, top=100.0 - r["accuracy"]["all"], trace=float(number + 1))
+        (place / "field" / f"{number}-flatness.json").write_text(json.dumps(record))
+    return place
+
+
+@pytest.fixture(scope="module")
+def data(results):
+    found = find(results)
+    return field.field(found.field, found.rows)
+
+
+def cell(table, method, column):
+    (line,) = [line for line in table.rows if method in line[:2]]
+    return line[table.header.index(column)]
+
+
+def test_every_grid_has_six_settings_with_the_defaults_among_them():
+    grid = cells({"validation": 0.1}, SWEEPS["field-tune"])
+    plan = tune.plan(grid, ["algorithm", "zeta"], [])
+    assert len(plan.groups) == 36
+    assert {len(group) for group in plan.groups} == {6}
+    apart = ("eval_every", "eval_others_every", "validation")
+    for group in plan.groups:
+        first = group[0].cells[0].config
+        default = resolve({"algorithm": first.algorithm, "zeta": first.zeta}, PRESETS["cifar100-dir0.3"]).flat()
+        tried = [setting.cells[0].config.flat() for setting in group]
+        assert {k: v for k, v in default.items() if k not in apart} in [
+            {k: v for k, v in each.items() if k not in apart} for each in tried
+        ]
+    assert {cell.config.zeta for cell in grid} == {0.0, ZETA["cifar100"]}
+    assert {cell.config.partition for cell in grid} == {"dir0.3"}
+
+
+def test_the_fields_sweeps():
+    whole = cells({}, SWEEPS["field"])
+    seeds = {p: {c.config.seed for c in whole if c.config.partition == p} for p in ("dir0.3", "dir0.6", "iid")}
+    assert seeds == {"dir0.3": {0, 1, 2}, "dir0.6": {0, 1, 2}, "iid": {0}}
+    assert len(whole) == 18 * 2 * 7
+    kinds = {(c.config.penalty, c.config.zeta, c.config.weight_decay) for c in cells({}, SWEEPS["field-penalties"])}
+    assert kinds == {
+        ("man-hidden", 0.15, 0.001), ("man-logits", 0.15, 0.001), ("activation-l1", 0.05, 0.001),
+        ("activation-l1", 0.15, 0.001), ("feddecorr", 0.05, 0.001), ("feddecorr", 0.1, 0.001), ("man", 0.0, 0.002),
+        ("man", 0.0, 0.004), ("man", 0.0, 0.008),
+    }  # fmt: skip
+
+
+def test_methods_are_ranked_and_what_is_missing_is_empty(data):
+    table = field.ranking(data)
+    assert len(table.rows) == 36
+    order = [line[1] for line in table.rows[:6]]
+    assert order == ["FedDyn+MAN", "FedAvg+MAN", "FedACG", "FedACG+MAN", "FedDyn", "FedAvg"]
+    assert [line[0] for line in table.rows[:7]] == ["1", "2", "3", "4", "5", "6", "–"]
+    assert {tuple(line[2:]) for line in table.rows[6:]} == {("–",) * 8}
+    assert cell(table, "FedDyn+MAN", "tuned") == "55.50 ± 0.71"
+    assert cell(table, "FedDyn+MAN", "default") == "54.00"
+    assert cell(table, "FedDyn+MAN", "tuning adds") == "+1.50"
+    assert cell(table, "FedDyn+MAN", "chosen") == "alpha=0.1 lr=0.03"
+    assert cell(table, "FedAvg", "default") == cell(table, "FedAvg", "tuned") == "40.50 ± 0.71"  # the default is chosen
+    assert cell(table, "FedACG", "default") == "–"
+    assert cell(table, "FedACG", "s") == "11.0"
+    assert cell(table, "FedACG", "rounds to 50 %") == "500+"
+    assert float(cell(table, "FedACG", "λ_max")) == 48.0
+    parts = field.partitions(data)
+    assert cell(parts, "FedDyn", "iid, tuned") == "50.00"
+    assert cell(parts, "FedDyn", "Dirichlet 0.6, tuned") == "–"
+
+
+def test_what_man_adds(data):
+    table = field.gains(data)
+    assert len(table.rows) == 18
+    assert cell(table, "FedDyn", "Dirichlet 0.3, tuned") == "+5.00"
+    assert cell(table, "FedDyn", "Dirichlet 0.3, default") == "+7.00"
+    assert cell(table, "FedACG", "Dirichlet 0.3, tuned") == "−1.00"
+    assert cell(table, "FedGloSS", "Dirichlet 0.3, tuned") == "–"
+
+
+def test_penalties_beside_man(data):
+    table = field.penalties(data)
+    assert table.header == ["penalty", "ζ", "FedAvg", "against none"]
+    assert [line[:2] for line in table.rows] == [
+        ["none", "–"], ["MAN", "0.15"], ["none, weight_decay=0.002", "–"], ["FedDecorr", "0.1"]
+    ]  # fmt: skip
+    assert [line[3] for line in table.rows] == ["–", "+13.00", "+3.50", "+8.50"]
+
+
+def test_rank_correlations(data):
+    table = field.correlations(data)
+    assert cell(table, "λ_max of the Hessian", "all") == "−1.00"
+    assert table.rows[0][2] == "6"
+    assert table.rows[0][4] == table.rows[0][6] == "3"
+    assert cell(table, "m-sharpness, p = ∞", "all") == "–"  # not measured
+    assert [p.name for p in field.scatter(data)] == ["field-hessian", "field-trace", "field-gauss-newton"]
+
+
+def test_sentences_say_no_more_than_was_measured(data):
+    text = " ".join(field.sentences(data))
+    assert "Of 36 methods, 6 on Dirichlet 0.3, 0 on Dirichlet 0.6, 2 on iid are measured tuned" in text
+    assert "the best is FedDyn+MAN with 55.50 ± 0.71 %; the best without MAN FedACG with 52.50 ± 0.71 %." in text
+    assert "MAN raises the accuracy of 2 of 3 algorithms tuned" in text
+    assert "MAN raises the accuracy of 2 of 2 algorithms with their defaults" in text
+    assert text.count("It does not help FedACG.") == 1
+    assert "at most +3.50 (FedDyn)" in text
+    only = field.field(FieldSources(tunings=[tuning("fedavg")]), [])
+    assert field.sentences(only) == [
+        "Of 36 methods, 0 on Dirichlet 0.3, 0 on Dirichlet 0.6, 0 on iid are measured tuned, and 0 on Dirichlet 0.3, "
+        "0 on Dirichlet 0.6, 0 on iid with their defaults."
+    ]
+    assert {tuple(line[2:5]) for line in field.ranking(only).rows} == {("–",) * 3}
+    assert field.field(FieldSources(), []) is None
+
+
+def test_a_setting_that_was_not_chosen_is_not_shown_as_tuned(results):
+    found = find(results)
+    other = row(70.0, algorithm="feddyn", zeta=0, alpha=0.03, lr=0.03)
+    data = field.field(FieldSources([*found.field.rows, other], [], found.field.tunings), found.rows)
+    assert data.get(data.tuned, ("feddyn", "")).mean == 50.5
+    assert data.get(data.default, ("feddyn", "")).mean == 47.0
+
+
+def test_the_page_shows_the_field_apart(results, tmp_path):
+    said = command(results, tmp_path / "report.html")
+    assert "5 runs" in said
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<section id="field">' in page
+    tables = tmp_path / "report_files/tables"
+    assert "FedACG" not in (tables / "cifar100-headline.md").read_text(encoding="utf-8")
+    assert (tables / "field-summary.md").read_text(encoding="utf-8").startswith("**What follows.** Of 36 methods")
+    assert "field" not in (tables / "summary.md").read_text(encoding="utf-8").lower()
+    assert len((tables / "field-tried.md").read_text(encoding="utf-8").splitlines()) == 4 + 36
+    assert {p.stem for p in tables.glob("field-*.md")} == {
+        f"field-{name}"
+        for name in ("ranking", "gains", "partitions", "penalties", "sharpness", "tried", "summary")
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_from_tuning_to_the_page(tmp_path, monkeypatch):
+    """The whole way on the embedded data: tune, play what was chosen and the defaults, measure, report."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(field, "DATASET", "digits")
+    monkeypatch.setitem(ZETA, "digits", 0.05)
+    small = ["--device", "cpu", "rounds=2", "epochs=1", "precision=fp32", "algorithm=fedavg,feddyn", "zeta=0,0.05"]
+    grid = ["lr=0.03,0.1", "alpha=0.01"]
+    main_ok(["tune", "--preset", "digits", *small, *grid, "--each", "algorithm,zeta", "--out", "tuned"])
+    main_ok(["sweep", "--tuned", "tuned", "--device", "cpu", "seed=0,1", "--out", "runs"])
+    main_ok(["sweep", "--preset", "digits", *small, "--out", "defaults"])
+    folders = [str(p) for p in sorted((tmp_path / "runs").glob("*seed0"))]
+    main_ok(["flatness", *folders, "--samples", "50", "--top", "1", "--trace", "--rtol", "0.3", "--device", "cpu"])
+    main_ok(
+        ["results", "runs", "defaults", "tuned", "--out", "results/field/runs.jsonl", "--flatness", "results/field"]
+    )
+    (tmp_path / "results/field/tune.json").write_bytes((tmp_path / "tuned/tune.json").read_bytes())
+    found = find(tmp_path / "results")
+    data = field.field(found.field, found.rows)
+    assert len(data.tuned.cells) == len(data.default.cells) == 4
+    assert all(len(c.series.runs) == 2 for c in data.tuned.cells)
+    assert len(data.models) == 4
+    assert set(TUNED) >= {c.series.algorithm for c in data.tuned.cells}
+    ranking = field.ranking(data)
+    assert [line[0] for line in ranking.rows[:5]] == ["1", "2", "3", "4", "–"]
+    assert all("–" not in (*line[2:6], *line[7:]) for line in ranking.rows[:4])  # there is no target
+    assert cell(field.correlations(data), "λ_max of the Hessian", "all") != "–"
+    main_ok(["report", "results", "--out", "report.html"])
+    assert '<section id="field"' in (tmp_path / "report.html").read_text(encoding="utf-8")

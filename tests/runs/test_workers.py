@@ -1,0 +1,204 @@
+"""A sweep played by several processes or on a Ray cluster ends with the same bits, whoever dies on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedman.cli.commands import main
+from fedman.errors import UserError
+from fedman.runs import workers
+from fedman.runs.folder import RunFolder
+from fedman.runs.grid import cells
+from fedman.runs.workers import Processes, Stack, play_all
+
+WORDS = ["dataset=digits", "clients=6", "participation=0.5", "epochs=1", "seed=0,1", "checkpoint_seconds=0.2"]
+LONG = [*WORDS, "algorithm=fedavg,feddyn", "rounds=200"]
+
+
+def start(*words, out):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [Path(sys.executable).parent / "fedman", "sweep", *words, "--out", out, "--device", "cpu"]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def children(pid):
+    """The processes that a sweep started to play runs, by now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and b"spawn_main" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except (OSError, IndexError):
+                continue
+    return found
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def checkpointed(out):
+    """The runs that have a checkpoint."""
+    return [path.parent.parent for path in Path(out).glob("*/checkpoint/round-*.json")]
+
+
+def assert_same(there, here):
+    """Models and records, but for the time they took."""
+    names = sorted(run.name for run in here.iterdir() if run.is_dir())
+    assert names == sorted(run.name for run in there.iterdir() if run.is_dir())
+    for name in names:
+        a, b = RunFolder(there / name), RunFolder(here / name)
+        for model, values in a.read_models().items():
+            assert all(torch.equal(v, b.read_models()[model][k]) for k, v in values.items())
+        plain = [[{k: v for k, v in r.items() if k != "seconds"} for r in each.read_rounds()] for each in (a, b)]
+        assert plain[0] == plain[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The long sweep, played in this process: stacks of two runs as two workers have them."""
+    out = tmp_path_factory.mktemp("alone") / "sweep"
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", *LONG, "--out", str(out), "--device", "cpu", "--workers", "1"])
+    assert end.value.code == 0
+    return out
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced(alone, tmp_path):
+    out = tmp_path / "sweep"
+    process = start(*LONG, "--workers", "2", out=out)
+    wait_for(lambda: len(set(checkpointed(out))) >= 3, process)
+    victims = children(process.pid)
+    assert len(victims) == 2
+    os.kill(victims[0], signal.SIGKILL)
+    os.kill(victims[1], signal.SIGTERM)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert_same(out, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, alone, tmp_path):
+    out = tmp_path / "sweep"
+    process = start(*LONG, "--workers", "2", out=out)
+    wait_for(lambda: len(set(checkpointed(out))) >= 3, process)
+    workers = children(process.pid)
+    os.kill(process.pid, signum)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == (-signum if signum == signal.SIGKILL else 128 + signum), stderr
+    assert "Traceback" not in stderr
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    again = start(*LONG, "--workers", "2", out=out)
+    _, stderr = again.communicate(timeout=200)
+    assert again.returncode == 0, stderr
+    assert_same(out, alone)
+
+
+@pytest.mark.slow
+def test_on_a_ray_cluster_the_same(alone, tmp_path):
+    """A cluster on this machine; one of its workers is killed while it plays."""
+    out = tmp_path / "sweep"
+    process = start(*LONG, "--ray", "local", out=out)
+    wait_for(lambda: len(checkpointed(out)) >= 2, process)
+    found = subprocess.run(["pgrep", "-f", "ray::_play"], capture_output=True, text=True).stdout.split()
+    assert found
+    os.kill(int(found[0]), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert_same(out, alone)
+    assert not list(out.glob(".shared-*"))
+
+
+@pytest.mark.slow
+def test_shards_joined_are_the_whole(alone, tmp_path, capsys):
+    parts = [tmp_path / f"part-{i}" for i in (1, 2)]
+    for i, part in enumerate(parts, 1):
+        with pytest.raises(SystemExit):
+            main(["sweep", *LONG, "--shard", f"{i}/2", "--out", str(part), "--device", "cpu", "--workers", "1"])
+    assert [len(list(part.glob("*/summary.json"))) for part in parts] == [2, 2]
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "--merge", *map(str, parts), "--out", str(tmp_path / "all")])
+    assert end.value.code == 0
+    assert_same(tmp_path / "all", alone)
+
+
+class Dying(Processes):
+    """Workers of which none lives."""
+
+    def _begin(self, stack, place, lives):
+        self.begun = [*getattr(self, "begun", []), lives]
+        super()._begin(stack, place, lives)
+
+
+def dies(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_that_always_die_end_the_sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_work", dies)
+    grid = cells({"dataset": "digits", "rounds": "2"})
+    places = Dying(2, "cpu")
+    with pytest.raises(UserError, match="4 processes died over it, the last of signal 9; is memory short"):
+        play_all([Stack(tuple(grid), tmp_path)], places, {cell.name: print for cell in grid}, print)
+    assert places.begun == [4, 3, 2, 1]
+
+
+def test_progress_is_read_from_the_folder(tmp_path):
+    seen = []
+    file = tmp_path / "rounds.jsonl"
+    file.write_text('{"round": 1}\n')
+    watch = workers._Watch(file, seen.append)
+    watch.look()
+    assert seen == []
+    with file.open("a") as lines:
+        lines.write('{"round": 2}\n{"rou')
+    watch.look()
+    assert seen == [{"round": 2}]
+    with file.open("a") as lines:
+        lines.write('nd": 3}\n')
+    watch.look()
+    assert seen[1:] == [{"round": 3}]
+    file.write_text(json.dumps({"round": 1}) + "\n")  # resumed from the first round
+    watch.look()
+    with file.open("a") as lines:
+        lines.write('{"round": 2}\n')
+    watch.look()
+    assert seen[2:] == [{"round": 2}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "0/4"], "error: --shard: '0/4' is not I/N with I from 1 to N, as in 3/16"),
+        (["--shard", "5/4"], "error: --shard: '5/4' is not I/N"),
+        (["--shard", "x"], "error: --shard: 'x' is not I/N"),
+        (["--ray", "local", "--workers", "2"], "error: --workers: a Ray cluster has its own"),
+        (["--ray", "127.0.0.1:1"], "error: --ray: no cluster at '127.0.0.1:1'"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", *WORDS, *words, "--out", str(tmp_path / "out")])
+    stderr = capsys.readouterr().err
+    assert end.value.code == 2
+    assert stderr.startswith(f"fedman: {message}"), stderr
+    assert len(stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
