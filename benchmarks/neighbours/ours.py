@@ -1,0 +1,33 @@
+"""A workload played by fedman, with a line for each round.
+
+python ours.py WORKLOAD CHECKOUT DATA ROUNDS [KEY=VALUE ...]
+"""
+
+import sys
+from pathlib import Path
+
+from lines import round_line
+from workloads import WORKLOADS
+
+import fedman
+
+
+def main(name: str, checkout: Path, data_dir: Path, rounds: int, *more: str) -> None:
+    """`cloud` is the model that the neighbours evaluate; `all`, fedman's own, is evaluated at the end alone."""
+    workload = WORKLOADS[name]
+    keys = {"dataset": "cifar10", "algorithm": "fedavg", "rounds": rounds, "eval_every": rounds, **workload.keys}
+    keys |= dict(word.split("=") for word in more)
+    dataset = keys.pop("dataset")
+    model = workload.model(checkout)
+    data: object = dataset
+    if workload.arrays:
+        data = workload.arrays(fedman.data.load(dataset, str(data_dir)))
+
+    def tell(record: dict) -> None:
+        round_line(record["round"], record["seconds"], record["accuracy"].get("cloud"))
+
+    fedman.run(dataset=data, data_dir=data_dir, model=model, progress=tell, **keys)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve(), int(sys.argv[4]), *sys.argv[5:])
