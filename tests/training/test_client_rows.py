@@ -36,7 +36,7 @@ def save(rows, ids, new):
 def same(rows, table):
     """Whether every client's row is the one in a table."""
     ids = random.Random(1).sample(range(CLIENTS), CLIENTS)
-    found = as_row(rows.uploads(ids), rows.memories(ids))
+    found = {name: v.cpu() for name, v in as_row(rows.uploads(ids), rows.memories(ids)).items()}
     return all(
         torch.equal(v, torch.stack([table.get(k, START)[name] for k in ids]).to(v.dtype)) for name, v in found.items()
     )
@@ -72,6 +72,23 @@ def test_rows_are_those_saved_last_wherever_they_lie(tmp_path, rooms, room, leve
             assert same(again, table)
     in_memory = sum(len(level.slots) for level in rows.levels)
     assert in_memory == min(len(table), levels * int(0.6 * room))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_rows_go_to_pinned_memory_and_from_there_to_the_disk(tmp_path, rooms):
+    rooms(10)
+    rng, table = random.Random(0), {}
+    with RowFile(tmp_path / "rows", START) as disk:
+        rows = ClientRows({name: v.cuda() for name, v in START.items()}, CLIENTS, disk)
+        for _ in range(25):
+            ids = rng.sample(range(CLIENTS), rng.randint(1, 12))
+            new = new_rows(ids, rng)
+            save(rows, ids, {name: v.cuda() for name, v in new.items()})
+            table |= {k: {name: v[i] for name, v in new.items()} for i, k in enumerate(ids)}
+            assert same(rows, table)
+        assert [(level.device.type, len(level.slots)) for level in rows.levels] == [("cuda", 6), ("cpu", 6)]
+        rows.tensors(sorted(table))
+        assert {*disk.places} == {*table}
 
 
 def test_the_oldest_rows_make_room(rooms, tmp_path):

@@ -19,6 +19,7 @@ from fedman.execution.memory import memory, readable
 from fedman.execution.transfer import send
 from fedman.training.state import Notes
 
+HOST = torch.device("cpu")
 LAST = "last"
 """The name of a client's last upload in its row; memories are called `memory.NAME`."""
 SHARE = 0.6  # of the memory that was available at the start: rows take no more where they can go further out
@@ -61,7 +62,7 @@ class ClientRows:
     def __init__(self, start: State, clients: int, disk: RowDisk | None = None) -> None:
         self.start, self.clients, self.disk, self.device = dict(start), clients, disk, start[LAST].device
         self.row_bytes = sum(v.nbytes for v in start.values())
-        homes = [self.device] if self.device.type == "cpu" else [self.device, torch.device("cpu")]
+        homes = [self.device] if self.device == HOST else [self.device, HOST]
         self.levels = [Slabs(start, clients, home, pinned=self.device.type == "cuda") for home in homes]
         self._unsaved: set[int] = set()  # whose rows differ from those on the disk
 
@@ -92,7 +93,7 @@ class ClientRows:
         assert self.disk is not None
         changed = sorted(self._unsaved)
         for block in (changed[i : i + BLOCK] for i in range(0, len(changed), BLOCK)):
-            self._write(block, {name: self._take(name, block) for name in self.start})
+            self._write(block, {name: self._take(name, block, HOST) for name in self.start})
         return self.disk.tensors(seen)
 
     def notes(self) -> Notes:
@@ -103,9 +104,9 @@ class ClientRows:
         assert self.disk is not None
         self.disk.restore(seen, tensors)
 
-    def _take(self, name: str, ids: Sequence[int]) -> Tensor:
-        """One vector of these clients, wherever it is, on the device of the model."""
-        start = self.start[name]
+    def _take(self, name: str, ids: Sequence[int], device: torch.device | None = None) -> Tensor:
+        """One vector of these clients, wherever it is, on the device of the model or another."""
+        start, device = self.start[name], device or self.device
         found: dict[int, list[int]] = {}
         for i, k in enumerate(ids):
             found.setdefault(self._home(k), []).append(i)
@@ -113,17 +114,17 @@ class ClientRows:
         def rows(home: int) -> Tensor:
             its = [ids[i] for i in found[home]]
             if home < 0:
-                return start.expand(len(its), -1)
+                return start.expand(len(its), -1).to(device)
             if home < len(self.levels):
-                return self.levels[home].take(name, its, self.device)
+                return self.levels[home].take(name, its, device)
             assert self.disk is not None
-            return send(self.disk.read(name, its), self.device)
+            return send(self.disk.read(name, its), device)
 
         if len(found) == 1:
             return rows(*found).contiguous()
-        whole = torch.empty(len(ids), *start.shape, dtype=start.dtype, device=self.device)
+        whole = torch.empty(len(ids), *start.shape, dtype=start.dtype, device=device)
         for home, places in found.items():
-            whole[send(places, self.device)] = rows(home)
+            whole[send(places, device)] = rows(home)
         return whole
 
     def _home(self, k: int) -> int:
@@ -136,7 +137,7 @@ class ClientRows:
     def _put(self, at: int, ids: list[int], rows: State) -> None:
         """Put down rows on a level, or where it has no room on the next; older ones there make room."""
         if at == len(self.levels):
-            return self._write(ids, rows)
+            return self._write(ids, {name: v.to(HOST) for name, v in rows.items()})
         level, is_last = self.levels[at], at + 1 == len(self.levels) and self.disk is None
         level.grow(len(ids), without_limit=is_last)
         if is_last and len(level.free) < len(ids):
@@ -150,12 +151,12 @@ class ClientRows:
         level.put(ids[:here], {name: v[:here] for name, v in rows.items()})
 
     def _write(self, ids: Sequence[int], rows: State) -> None:
-        """To the disk, unless it has the same rows."""
+        """From the host to the disk, unless it has the same rows."""
         assert self.disk is not None
         places = [i for i, k in enumerate(ids) if k in self._unsaved]
         if places:
             changed = [ids[i] for i in places]
-            self.disk.write(changed, {name: v.cpu()[places] for name, v in rows.items()})
+            self.disk.write(changed, {name: v[places] for name, v in rows.items()})
             self._unsaved.difference_update(changed)
 
     def require_room(self, clients: float, on_disk: bool) -> None:
@@ -241,6 +242,8 @@ class Slabs:
 
     def take(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """One vector of clients that have a row here, `[S, Q]` on a device."""
+        if device == HOST and self.device != HOST:
+            return self.take(name, clients, self.device).to(HOST)
         like = self.like[name]
         whole = torch.empty(len(clients), *like.shape, dtype=like.dtype, device=device)
         for slab, places, at in self._by_slab([self.slots[k] for k in clients]):
