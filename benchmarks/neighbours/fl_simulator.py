@@ -44,9 +44,10 @@ def main(checkout: Path, data_dir: Path, rounds: int, model: str, method: str) -
     """Play it; a round ends when its learning rate decays."""
     os.chdir(checkout)
     sys.path.insert(0, str(checkout))
-    import models
     import torch.nn.functional
     from server.server import Server
+
+    import models
 
     models.F = torch.nn.functional
 
