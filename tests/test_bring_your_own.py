@@ -139,11 +139,10 @@ def test_one_client_at_a_time_or_stacked():
 def test_runs_that_share_a_chunk(tmp_path, monkeypatch):
     """As on a GPU, with graphs that only take the steps: a number that differs between runs is one a client."""
     from fedman.execution.executor import Executor
-    from fedman.runs import build, sweep
+    from fedman.runs import build
 
-    graphs, real = Loop(), sweep.groups
+    graphs = Loop()
     monkeypatch.setattr(build, "Executor", lambda *given: Executor(*given, graphs))
-    monkeypatch.setattr(sweep, "groups", lambda configs, device: real(configs, "cuda"))
     words = [word for word in WORDS if not word.startswith("beta=")]
     main_ok(["sweep", *words, "beta=0.2,0.7", "precision=fp64", "--out", str(tmp_path), "--device", "cpu"])
     assert max(graphs.sizes) > 6

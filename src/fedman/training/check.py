@@ -22,7 +22,7 @@ RESERVED = (
     *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients", "attackers"),
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
     *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "execution"),
-    *("version", "torch", "stacked", "extended", "curve", "diverged"),
+    *("version", "source", "torch", "stacked", "extended", "stopped", "evaluated_on", "curve", "diverged"),
 )
 """Names in records and summaries that a figure of a task cannot have."""
 
