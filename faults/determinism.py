@@ -19,6 +19,7 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 CHUNKS = 1e-4  # of the weights' norm, float32, after four rounds
 CHUNKS64 = 1e-12  # the same in float64
+CHUNKS16 = 2e-2  # the same in bf16, whose numbers have three digits
 CUDA = 1e-3  # the same on a GPU, where the order of some sums is not fixed
 
 
@@ -43,6 +44,9 @@ def run(tally: Tally, scratch: Path, small: bool = False) -> None:
         compare("a chunk of one and of all, float32", algorithm, CHUNKS, first, apiece)
         whole, single = play(algorithm, precision="fp64"), play(algorithm, precision="fp64", chunk=1)
         compare("a chunk of one and of all, float64", algorithm, CHUNKS64, whole, single)
+        if not small:
+            halves = [play(algorithm, precision="bf16", chunk=chunk) for chunk in (100, 1)]
+            compare("a chunk of one and of all, bf16", algorithm, CHUNKS16, *halves)
         what = "the same seed twice, CUDA"
         if torch.cuda.is_available():
             compare(what, algorithm, CUDA, play(algorithm, device="cuda"), play(algorithm, device="cuda"))
