@@ -26,7 +26,11 @@ MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpi
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 CALLS = {"os.system", "os.popen", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"}
 NETWORK = {"urllib", "http", "socket", "requests", "httpx", "ftplib", "aiohttp"}
-NETWORKED = ("data/download.py", "flower/")  # what may use the network: downloads, and processes that federate over it
+NETWORKED = (
+    "data/download.py",
+    "flower/",
+    "runs/ray_cluster.py",
+)  # what may use the network: downloads, federations, clusters
 
 
 def run(tally: Tally, scratch: Path, small: bool = False) -> None:
