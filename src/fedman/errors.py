@@ -37,10 +37,10 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     >>> did_you_mean("mpl", ["mlp"]), did_you_mean("criterion", ["partition"])
     ('; did you mean mlp?', '')
     """
-    lower = word.lower()
-    for name in difflib.get_close_matches(lower, names, 3, 0.6):
-        if name[:1] == lower[:1] or difflib.SequenceMatcher(None, name, lower).ratio() > 0.8:
-            return f"; did you mean {name}?"
+    word, known = word.lower(), {name.lower(): name for name in names}
+    for near in difflib.get_close_matches(word, known, 3, 0.6):
+        if near[:1] == word[:1] or difflib.SequenceMatcher(None, near, word).ratio() > 0.8:
+            return f"; did you mean {known[near]}?"
     return ""
 
 
