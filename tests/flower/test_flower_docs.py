@@ -51,6 +51,7 @@ def bash(script, folder, proxy):
     )
 
 
+@pytest.mark.slow
 def test_simulated(tmp_path, proxy):
     done = bash(SIMULATED, tmp_path, proxy[0])
     assert done.returncode == 0, done.stderr
@@ -60,6 +61,7 @@ def test_simulated(tmp_path, proxy):
     assert len((tmp_path / "simulated" / "rounds.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_loopback(tmp_path, proxy):
     script = LOOPBACK.replace("9200", str(free_port()))
     script = script.replace("921$k", "${ports[$k]}")

@@ -90,6 +90,7 @@ def test_only_registered_keys_get_in(tmp_path):
 
 
 @pytest.mark.xdist_group("deployment")
+@pytest.mark.slow
 def test_the_page_runs_as_printed(tmp_path):
     """All commands of the page in one shell; only the ports are replaced by free ones."""
     script = VARIABLES + KEYS + "".join(OTHERS)
