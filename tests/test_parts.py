@@ -228,7 +228,7 @@ CLASSES = {
         "algorithm: own:Bad cannot be imported (ModuleNotFoundError: No module named 'no_such_package')",
     ),
     "no Python": ("class Bad(:", "algorithm: own:Bad cannot be imported (SyntaxError: invalid syntax"),
-    "nothing of this name": ("class Badd: pass", "algorithm: own has no Bad; there are dataclass, "),
+    "nothing of this name": ("class Badd: pass", "algorithm: own has no Bad; did you mean Badd?"),
 }  # fmt: skip
 
 
