@@ -13,7 +13,7 @@ from fedman.execution.base import Batch
 from fedman.execution.branches import Branches
 from fedman.execution.choice import COMPILE_FROM, choose
 from fedman.execution.compiled import trace
-from fedman.execution.device import determinism
+from fedman.execution.device import determinism, strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten, flatten_buffers
@@ -189,6 +189,29 @@ def test_twice_the_same_bits(kind, execution, device):
             EXECUTIONS[execution](model, Classification(), MAN(), "bf16").gradient(W, batches[0], 0.3) for _ in range(2)
         ]
     assert all(map(torch.equal, *found))
+
+
+def test_a_run_leaves_pytorchs_settings_as_they_were():
+    def settings():
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+        )
+
+    before = settings()
+    with strictly_deterministic(True):
+        assert settings() == before
+    with determinism(True, "cuda"):
+        assert settings() == (True, True, True, False)
+        with strictly_deterministic(True):
+            assert settings() == (True, False, True, False)
+        assert settings() == (True, True, True, False)
+    with determinism(False, "cuda"):
+        assert settings()[0] is False
+        assert settings()[2:] == (False, True)
+    assert settings() == before
 
 
 def chosen(kind, wanted="auto", device="cpu", chunk=4, gradients=0):

@@ -60,16 +60,17 @@ class Branches(OneByOne):
     def _row(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Gradient, list[Tensor]]:
         """The gradient of one row as a function of W, batch and ζ with one row, and what its results look like.
 
-        The first row of its kind is evaluated for that, and compiled before.
+        A row is evaluated for that, and then compiled.
         """
         kinds = tuple(None if v is None else (v.shape[1:], v.dtype) for v in batch)
         key = kinds, W.dtype, None if isinstance(zeta, Tensor) else zeta
         if key not in self._known:
             last = _at(len(W) - 1, W, batch, zeta)  # in memory it is aligned the worst
             row: Gradient = super().gradient
+            like = [v[:0] for v in row(*last)]  # before tracing: it also brings the module's constants to the device
             if self.compiled:
                 row = self._compile(row, last)
-            self._known[key] = row, [v[:0] for v in row(*last)]
+            self._known[key] = row, like
         return self._known[key]
 
     def _compile(self, row: Gradient, example: tuple[Tensor, Batch, Tensor | float]) -> Gradient:
