@@ -159,7 +159,8 @@ def test_halving_by_hand():
     equal = race([([5, 5], False), ([5, 5], False)], [1, 2])
     assert equal.best == 0
     assert race([([5], True), ([4, 4], False)], [1, 2]).best is None  # the better one diverged later, the other stopped
-    assert race([([], True), ([], True)], [1]).best is None
+    lost = race([([], True), ([], True)], [1])
+    assert (lost.next, lost.best) == (None, None)  # all diverged: there is nothing left to play
     assert race([([5, None, None], False), ([4, None, 6], False)], [3]).best == 1  # the last evaluation up to a rung
 
 

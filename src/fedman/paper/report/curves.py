@@ -28,7 +28,8 @@ def overview(data: Comparison) -> list[Picture]:
     span = [v for v in span if np.isfinite(v)]
     rows = _overview_rows(data)
     labels = [_shortened(method_title(a, p if len(data.penalties) > 1 else "")) for a, p in rows]
-    left = 0.17 + 0.012 * max(0, max(map(len, labels), default=0) - 8)  # the names of fedman's algorithms are that long
+    more = max(0, max(map(len, labels), default=0) - 8)  # the names of the paper's algorithms are that long
+    left = 0.17 + 0.012 * more + 0.02 * bool(more)
     pictures = []
     for partition in data.partitions if span else []:
         margin = 1.5 if data.headline.unit else 0.08 * (max(span) - min(span)) or 1.0

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedman.paper import targets as paper
 from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements
 from fedman.paper.presets import PARTITIONS, TUNED, ZETA
 from fedman.paper.report.compare import Cell, Comparison
-from fedman.paper.report.figure import MUTED, SHEET, Picture, colour, finish, panel
+from fedman.paper.report.figure import SHEET, Picture, colour, finish, panel
 from fedman.paper.report.hessian import MODEL
 from fedman.paper.report.narrative import ranks
 from fedman.paper.report.series import (
@@ -269,9 +270,12 @@ def scatter(data: Field) -> list[Picture]:
             fill = tone if method[1] else SHEET
             axes.plot(value, headline(row), "o", markersize=5, markerfacecolor=fill, markeredgecolor=tone)
             dots.append((value, headline(row), f"{method_title(*method)} {headline(row):.2f} %"))
-        axes.set(xlabel=title, ylabel="test accuracy, %", xscale="log")
-        axes.text(0.98, 0.96, f"ρ = {_spearman([(headline(r), v) for r, v in pairs])}", color=MUTED, ha="right",
-                  va="top", transform=axes.transAxes)  # fmt: skip
+        rho = _spearman([(headline(row), value) for row, value in pairs])
+        axes.set(title=f"ρ = {rho}", xlabel=title, ylabel="test accuracy, %", xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         shown = f"The field: test accuracy against {title}"
         pictures.append(finish(f"field-{name}", shown, figure, {"points": dots}))
     return pictures
