@@ -17,7 +17,8 @@ class OneByOne(Execution):
     strict = False  # whether all that the module does has deterministic kernels
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
-        rows = [self._loss(W[i], batch.row(i), penalised) for i in range(len(W))]
+        # `unbind` and not `W[i]`, of which every gradient would be a matrix [S, P], zero but for a row
+        rows = [self._loss(w, batch.row(i), penalised) for i, w in enumerate(W.unbind())]
         losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
         return losses, terms, buffers
 
