@@ -29,6 +29,12 @@ def test_every_class_gives_its_share(share):
     assert held.tolist() == held_out(labels, share, 3).tolist() != held_out(labels, share, 4).tolist()
 
 
+def test_the_part_stays_what_it_is():
+    """A change of it would make tunings of before and after incomparable."""
+    assert held_out(np.arange(12) % 3, 0.5, 0).tolist() == [0, 2, 3, 5, 7, 10]
+    assert held_out(np.arange(10) % 2, 0.1, 0).tolist() == [5]
+
+
 def test_which_samples_of_a_class_are_held_out_is_random():
     """Over many seeds each sample of a class is drawn as often as any other."""
     labels = np.array([0] * 6 + [1] * 4)
