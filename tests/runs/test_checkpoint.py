@@ -106,16 +106,13 @@ def test_damaged_rows(stopped, whole, damage):
 
 def test_restored_vectors_are_aligned_as_torch_aligns_them(stopped, monkeypatch):
     """The last bit of a matrix product can depend on it; in the file they lie wherever the tensors before them end."""
-    vectors = []
-    lay_over = checkpoint._lay_over
-    monkeypatch.setattr(
-        checkpoint,
-        "_lay_over",
-        lambda state, *found: (
-            lay_over(state, *found),
-            vectors.extend([state.sel, state.total, *state.server.values()]),
-        ),
-    )
+    vectors, lay_over = [], checkpoint._lay_over
+
+    def noted(state, *found):
+        lay_over(state, *found)
+        vectors.extend([state.sel, state.total, *state.server.values()])
+
+    monkeypatch.setattr(checkpoint, "_lay_over", noted)
     resumed(stopped)
     assert len(vectors) == 5
     assert [v.data_ptr() % 64 for v in vectors] == [0] * 5
