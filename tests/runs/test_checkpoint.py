@@ -104,6 +104,20 @@ def test_damaged_rows(stopped, whole, damage):
         resumed(stopped)
 
 
+def test_restored_vectors_are_aligned_as_torch_aligns_them(stopped, monkeypatch):
+    """The last bit of a matrix product can depend on it; in the file they lie wherever the tensors before them end."""
+    vectors, lay_over = [], checkpoint._lay_over
+
+    def noted(state, *found):
+        lay_over(state, *found)
+        vectors.extend([state.sel, state.total, *state.server.values()])
+
+    monkeypatch.setattr(checkpoint, "_lay_over", noted)
+    resumed(stopped)
+    assert len(vectors) == 5
+    assert [v.data_ptr() % 64 for v in vectors] == [0] * 5
+
+
 def test_rows_of_another_length_are_refused(stopped, monkeypatch):
     """What is kept of a client is not all of it of the model's length."""
     kept = ClientRows.notes

@@ -152,11 +152,13 @@ def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]] | None:
 
 
 def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tensor]) -> None:
+    """Vectors are copied to memory of their own: where they lie in the file they are not aligned as torch aligns them,
+    and a matrix product's last bit can depend on that."""
     device, seen = state.sel.device, about["seen"]
     state.round = about["round"]
-    state.server = {name: tensors[f"server.{name}"].to(device) for name in state.server}
-    state.sel = tensors["sel"].to(device)
+    state.server = {name: tensors[f"server.{name}"].to(device, copy=True) for name in state.server}
+    state.sel = tensors["sel"].to(device, copy=True)
     if state.total is not None:
-        state.total = tensors["total"].to(device)
+        state.total = tensors["total"].to(device, copy=True)
     for k in seen:
         state.seen[k] = True
