@@ -25,16 +25,16 @@ def held_out(targets: np.ndarray, share: float, seed: int) -> np.ndarray:
         raise UserError(f"validation: {share:g} of {n} training samples are {count}; both parts need a sample")
     rng = np.random.default_rng([STREAM, seed])
     order = rng.permutation(n)
-    if targets.ndim > 1 or targets.dtype.kind not in "iu":
+    if targets.ndim > 1 or not np.issubdtype(targets.dtype, np.integer):
         return np.sort(order[:count])
     labels = targets[order]
-    by_class = np.argsort(labels, kind="stable")
+    by_class = np.lexsort([labels])
     sizes = np.bincount(labels)
     first = np.cumsum(sizes) - sizes
     rank = np.empty(n, np.int64)
     rank[by_class] = np.arange(n) - first[labels[by_class]]
     place = (rank + 0.5) / sizes[labels]
-    return np.sort(order[np.argsort(place, kind="stable")[:count]])
+    return np.sort(order[np.lexsort([place])[:count]])
 
 
 def in_place_of_test(data: Dataset, held: np.ndarray) -> Dataset:
@@ -44,7 +44,7 @@ def in_place_of_test(data: Dataset, held: np.ndarray) -> Dataset:
 
 def without(parts: Sequence[np.ndarray], held: np.ndarray) -> list[np.ndarray]:
     """The clients' parts without the samples held out; every client must keep one."""
-    left = [part[~np.isin(part, held, assume_unique=True)] for part in parts]
+    left = [part[~np.isin(part, held)] for part in parts]
     if empty := [k for k, part in enumerate(left) if not len(part)]:
         raise UserError(f"validation: client {empty[0]} has no sample left to train on; hold out a smaller share")
     return left
