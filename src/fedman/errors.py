@@ -32,7 +32,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """
     lower = word.lower()
     for name in difflib.get_close_matches(lower, names, 3, 0.6):
-        if name[:1] == lower[:1] or difflib.SequenceMatcher(None, name, lower).ratio() > 0.8:
+        if name[:1].lower() == lower[:1] or difflib.SequenceMatcher(None, name.lower(), lower).ratio() > 0.8:
             return f"; did you mean {name}?"
     return ""
 
