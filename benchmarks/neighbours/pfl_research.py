@@ -2,8 +2,7 @@
 
     python pfl_research.py CHECKOUT DATA ROUNDS
 
-Its dropout is left out (fedman refuses dropout), all else is as released. Its preparation is done here from the same
-bytes, to the same files.
+All is as released. Its preparation is done here from the same bytes, to the same files.
 """
 
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from lines import round_line
-from torch import nn
 
 import fedman.data
 
@@ -36,7 +34,6 @@ def main(checkout: Path, data_dir: Path, rounds: int) -> None:
     prepare(data_dir, checkout / "benchmarks/data/cifar10")
     os.chdir(checkout / "benchmarks")
     sys.path[:0] = [str(checkout), str(checkout / "benchmarks")]
-    nn.Dropout = lambda *_: nn.Identity()
     from pfl.callback.central_evaluation import CentralEvaluationCallback
     from pfl.callback.stopwatch import StopwatchCallback
 
