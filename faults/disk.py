@@ -147,7 +147,7 @@ def deleted(tally: Tally, scratch: Path) -> None:
     wait_until(process, lambda: rounds_done(out) >= 2)
     os.rename(out, scratch / "elsewhere")
     shutil.rmtree(scratch / "elsewhere", ignore_errors=True)
-    problem = refusal(finish(process), log, "cannot be written: No such file or directory")
+    problem = refusal(finish(process), log, "cannot be written: ")  # or File exists, in the middle of a mkdir
     tally.check("the folder deleted under the run: one line", problem or ("made anew" if out.exists() else None))
 
 

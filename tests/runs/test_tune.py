@@ -55,7 +55,7 @@ def timeless(out):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    out = tmp_path_factory.mktemp("tuned")
+    out = tmp_path_factory.mktemp("tunings") / "tuned"
     plan = tune.plan(cells(FOUR), [], [1, 2])
     return plan, out, play(plan, out)
 
