@@ -12,8 +12,16 @@ from importlib import metadata
 from sphinx.application import Sphinx
 
 PAGES = {
-    "Use": ["docs/man", "docs/running", "docs/bring-your-own", "docs/algorithms", "docs/data", "docs/text"],
-    "Measure": ["docs/flatness", "docs/paper", "results/README", "benchmarks/RESULTS"],
+    "Use": [
+        "docs/man",
+        "docs/running",
+        "docs/bring-your-own",
+        "docs/algorithms",
+        "docs/models",
+        "docs/data",
+        "docs/text",
+    ],
+    "Measure": ["docs/flatness", "docs/paper", "docs/field", "results/README", "benchmarks/RESULTS"],
     "On many machines": ["docs/flower", "docs/flower-dropin", "docs/flower-tls", "docs/flower-faults"],
     "Look up": ["docs/site/api", "docs/coming-from", "docs/first-hour", "docs/reliability", "docs/architecture"],
     "Embedded data": ["src/fedman/data/DIGITS", "src/fedman/data/SHAKESPEARE"],

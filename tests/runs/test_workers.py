@@ -182,6 +182,15 @@ def test_progress_is_read_from_the_folder(tmp_path):
         lines.write('{"round": 2}\n')
     watch.look()
     assert seen[2:] == [{"round": 2}]
+    other = tmp_path / "other"
+    other.write_text('{"round": 1, "loss": 1.25}\n{"round": 2, "loss": 1.125}\n')  # longer, and its lines lie elsewhere
+    other.replace(file)
+    watch.look()
+    assert len(seen) == 3
+    late = workers._Watch(tmp_path / "later.jsonl", seen.append)
+    (tmp_path / "later.jsonl").write_text('{"round": 1}\n')
+    late.look()
+    assert seen[3:] == [{"round": 1}]
 
 
 @pytest.mark.parametrize(

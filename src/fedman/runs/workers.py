@@ -132,26 +132,43 @@ def play_all(
 
 
 class _Watch:
-    """The records of a run, told as they appear in its folder."""
+    """The records of a run, told as they are added to the file in its folder."""
 
     def __init__(self, path: Path, progress: Progress) -> None:
         self.path, self.progress = path, progress
-        self.seen = self._size()
+        self.file, self.seen = self._state()
 
     def look(self) -> None:
-        size = self._size()
-        if size <= self.seen:  # a run that is resumed takes back the records after its checkpoint
+        file, size = self._state()
+        if self.file and (file != self.file or size < self.seen):  # written anew by a run that goes on
             self.seen = size
+        self.file = file
+        if size == self.seen:
             return
-        with open(self.path, "rb") as file:
-            file.seek(self.seen)
-            whole, _, _ = file.read().rpartition(b"\n")
+        with open(self.path, "rb") as lines:
+            lines.seek(self.seen)
+            whole, _, _ = lines.read(size - self.seen).rpartition(b"\n")
         self.seen += len(whole) + bool(whole)
         for line in whole.splitlines():
-            self.progress(json.loads(line))
+            if record := _record(line):
+                self.progress(record)
 
-    def _size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+    def _state(self) -> tuple[int, int]:
+        """Which file it is, and how long."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_size
+
+
+def _record(line: bytes) -> Any:
+    """A line of the records; None for a fragment, as there are when the file is replaced while it is read."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "round" in found else None
 
 
 @dataclass
