@@ -50,12 +50,11 @@ def run(
     """
     if not cells:
         return
-    device = pick_device(device)
+    chosen, device = device, pick_device(device)
     configs = [cell.config for cell in cells]
-    small = [not is_large(_size(config, data[config.source])) for config in configs]
-    stacked = [device == "cuda" or each for each in small]
-    if workers is None:
-        workers = _useful_workers(cells, device, all(small))
+    stacked = _stacked(configs, data, device)
+    if workers is None:  # a GPU that was named is to be the only one
+        workers = 1 if ":" in chosen else _useful_workers(cells, device, all(stacked))
     numbers = groups(configs, stacked, workers if isinstance(workers, int) else 1)
     say = {cell.name: each for cell, each in zip(cells, progress, strict=True)}
     stacks = [Stack(tuple(cells[i] for i in group), out) for group in numbers]
@@ -70,9 +69,16 @@ def run(
                 warn(message)
 
 
-def _size(config: Config, data: Dataset) -> int:
-    """The number of parameters of a run's model."""
-    return ParameterLayout.of(initial_model(config.model, data, config.make_task(), config.seed)).size
+def _stacked(configs: Sequence[Config], data: Mapping[tuple[str, str | None], Dataset], device: str) -> list[bool]:
+    """Whether each run may share a stack: on a GPU every one, on a CPU those with a small model."""
+    if device == "cuda":
+        return [True] * len(configs)
+    found: dict[object, bool] = {}
+    for config in configs:
+        if (kind := stackable(config)) not in found:
+            model = initial_model(config.model, data[config.source], config.make_task(), config.seed)
+            found[kind] = not is_large(ParameterLayout.of(model).size)
+    return [found[stackable(config)] for config in configs]
 
 
 def _useful_workers(cells: Sequence[Cell], device: str, small: bool) -> int:
