@@ -10,7 +10,6 @@ from fedman.config import resolve
 from fedman.data import load, partition
 from fedman.data.validation import held_out, in_place_of_test, without
 from fedman.errors import UserError
-from fedman.flower.server import refuse_simulated
 from fedman.paper.flatness.finished_runs import FinishedRun, select_samples
 from fedman.runs.build import build, stackable
 from tests.federations import SMALL
@@ -103,8 +102,3 @@ def test_runs_share_a_chunk_only_with_the_same_part():
     assert stackable(a) == stackable(c)
     assert stackable(b) != stackable(d)
     assert stackable(b) == stackable(b.model_copy(update={"seed": 3, "partition": "iid"}))
-
-
-def test_on_flower_it_is_refused():
-    with pytest.raises(UserError, match=r"validation: 0\.1 is for `fedman run` and `sweep`; on Flower the training"):
-        refuse_simulated(resolve({"validation": 0.1}))

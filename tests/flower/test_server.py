@@ -11,10 +11,10 @@ import torch
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.data import load
-from fedman.errors import TooFew
+from fedman.errors import TooFew, UserError
 from fedman.flower import roster
 from fedman.flower.messages import ROUND
-from fedman.flower.server import serve
+from fedman.flower.server import refuse_simulated, serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
@@ -380,3 +380,8 @@ def test_nothing_is_written_before_all_clients_have_joined(tmp_path):
     with pytest.raises(TooFew):
         play(settings(), tmp_path / "out", LocalGrid.of(2, tmp_path))
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+
+
+def test_a_validation_part_is_refused():
+    with pytest.raises(UserError, match=r"validation: 0\.1 is for `fedman run` and `sweep`; on Flower the training"):
+        refuse_simulated(resolve({"validation": 0.1}))
