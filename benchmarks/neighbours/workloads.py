@@ -73,7 +73,7 @@ def quickstart_net(checkout: Path) -> nn.Module:
 
 def flute_resnet(checkout: Path) -> nn.Module:
     """Its ResNet-18 with GroupNorm of 32 groups, torch's. As released it is built with batch statistics and 1,000
-    outputs (`resnet18()` without arguments), although its table says GroupNorm; fedman refuses batch statistics."""
+    outputs (`resnet18()` without arguments), although its table says GroupNorm."""
     names = ("print_rank", "print_cuda_stats", "to_device")
     sys.modules["utils"] = ModuleType("utils")  # FLUTE's own needs packages that the model does not
     vars(sys.modules["utils"]).update(dict.fromkeys(names))
