@@ -72,6 +72,7 @@ def test_a_run_stacked_with_others(case, execution):
 )
 def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
     """Clients with samples of their own behind real messages; the model is the reference's network."""
+    pytest.importorskip("flwr")
     from tests.flower.local_grid import serve_samples
 
     name, hyper = CASES[case]

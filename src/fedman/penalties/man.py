@@ -267,7 +267,7 @@ class ActivationNorm:
             self._functional.__exit__(None, None, None)
         if out is None:  # the forward pass has failed
             return None
-        found = bool(current.taps) or self._functional is None
+        found = len(current.taps) > 0 or self._functional is None
         if self._output:
             out = current.tap("", out, measure=self._measure, module=model)
             if current.grad and not found:  # a pass without gradients only reports
