@@ -128,7 +128,7 @@ def play(machine: Simulation, cohorts=COHORTS):
 def forget(state: RunState, clients, *names):
     """Set these clients' memories of these names to zero, by default all of them."""
     memory = {k: v.zero_() if k in names or not names else v for k, v in state.clients.memories(clients).items()}
-    state.clients.save(state.round, clients, state.clients.uploads(clients), memory)
+    state.clients.save(state.round, clients, torch.stack(state.clients.uploads(clients)), memory)
 
 
 def batches(data: Samples, training: Training):

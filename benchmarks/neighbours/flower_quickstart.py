@@ -32,14 +32,21 @@ class Images:
     def __getitem__(self, i: int) -> dict[str, object]:
         return {"img": self.images[i], "label": int(self.labels[i])}
 
-    def train_test_split(self, test_size: float, seed: int) -> dict[str, "Images"]:
+    def train_test_split(self, test_size: float, seed: int) -> "Parts":
         """All samples are for training, as in fedman."""
-        return {"train": self, "test": Images(self.images[:1], self.labels[:1])}
+        return Parts(train=self, test=Images(self.images[:1], self.labels[:1]))
 
     def with_transform(self, transform: object) -> "Images":
         return self  # scaled already
 
     with_format = with_transform
+
+
+class Parts(dict[str, Images]):
+    """As much of a `datasets.DatasetDict`."""
+
+    def with_transform(self, transform: object) -> "Parts":
+        return self
 
 
 def stand_in() -> None:
@@ -102,10 +109,14 @@ def main(checkout: Path, data_dir: Path, rounds: int) -> None:
     from flwr.simulation import run_simulation
     from pytorchexample import server_app
 
-    started, evaluate = time.perf_counter(), server_app.global_evaluate
+    started, evaluate, before = time.perf_counter(), server_app.global_evaluate, None
 
     def told(server_round, arrays):
-        nonlocal started
+        nonlocal started, before
+        weights = torch.cat([v.flatten() for v in arrays.to_torch_state_dict().values()])
+        if before is not None and torch.equal(weights, before):
+            raise RuntimeError("no client trained in this round")  # Flower goes on without those that failed
+        before = weights
         metrics = evaluate(server_round, arrays)
         now = time.perf_counter()
         if server_round:

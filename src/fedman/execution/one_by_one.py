@@ -17,8 +17,9 @@ class OneByOne(Execution):
     strict = False  # whether all that the module does has deterministic kernels
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
-        # `unbind` and not `W[i]`, of which every gradient would be a matrix [S, P], zero but for a row
-        rows = [self._loss(w, batch.row(i), penalised) for i, w in enumerate(W.unbind())]
+        # not `W[i]`, of which every gradient would be a matrix [S, P], zero but for a row; of `squeeze` it is a view
+        each = W.unbind() if len(W) > 1 else [W.squeeze(0)]
+        rows = [self._loss(w, batch.row(i), penalised) for i, w in enumerate(each)]
         losses, terms, buffers = map(torch.stack, zip(*rows, strict=True))
         return losses, terms, buffers
 

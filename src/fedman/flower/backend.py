@@ -56,13 +56,13 @@ class AcceptedUploads:
         """The round whose memory client k has to start from; -1 for none."""
         return -1 if k in self.forgotten else self.accepted.get(k, -1)
 
-    def uploads(self, ids: Sequence[int]) -> Tensor | None:
+    def uploads(self, ids: Sequence[int]) -> Sequence[Tensor] | None:
         if self.folder is None:
             return None
         start = self.initial.cpu()
         like = {"w": start}
-        found = [self._files(k).load(self.accepted[k], like)["w"] if k in self.accepted else start for k in ids]
-        return torch.stack(found).to(self.initial.device)
+        found = (self._files(k).load(self.accepted[k], like)["w"] if k in self.accepted else start for k in ids)
+        return [w.to(self.initial.device) for w in found]
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return {}

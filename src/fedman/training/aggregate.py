@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedman.aggregation.base import BLOCK
 from fedman.algorithms import State
 from fedman.errors import Diverged
 from fedman.execution.device import one_thread_each
@@ -41,7 +42,7 @@ class Trained:
     clients: list[int]  # whose rows these are, in the cohort's order
     upload: State  # [S, P] each: always the client's model "w"; its buffers [S, Q], where it has any
     memory: State  # [S, P] each: the clients' new memories, where they are kept here
-    previous: Tensor | None  # [S, P + Q], the models that these clients uploaded before; None: not kept
+    previous: Sequence[Tensor] | None  # [P + Q] each, the models that they uploaded before; None: not kept
     figures: dict[str, Tensor]  # [S] each: the "loss", and the terms of the penalty
     transfers: Transfers | None = None
     attackers: list[int] | None = None  # who of them attacked; None: nobody in the whole run
@@ -49,7 +50,8 @@ class Trained:
     def reports(self) -> Tensor:
         """`[S, F + 1]` in float64: the figures, and whether they and the upload are finite."""
         table = torch.stack(list(self.figures.values()), 1).double()
-        finite = torch.stack([v.isfinite().all(-1) for v in (table, *self.upload.values())], 1).all(-1, keepdim=True)
+        ends = [end(v, -1) for v in (table, *self.upload.values()) if v.shape[-1] for end in (torch.amin, torch.amax)]
+        finite = torch.stack([v.isfinite() for v in ends], 1).all(-1, keepdim=True)  # NaN is the least and the greatest
         return torch.cat([table, finite.double()], 1)
 
 
@@ -86,7 +88,7 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
     if len(good) < len(reports):
         rows = send(good, federation.device)
         upload, memory = ({name: v[rows] for name, v in part.items()} for part in (upload, memory))
-        previous = previous[rows] if previous is not None else None
+        previous = [previous[i] for i in good] if previous is not None else None
     ids = [trained.clients[i] for i in good]
     share = [federation.share[k] for k in ids]
     upload = _counted(federation, upload, share, state.server)
@@ -130,9 +132,13 @@ def _without_buffers(vectors: State) -> dict[str, Tensor]:
     return {name: v for name, v in vectors.items() if name != BUFFERS}
 
 
-def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:
+def weighted_sum(rows: Sequence[Tensor] | Tensor, weights: Sequence[float]) -> Tensor:
     """Σ weight·row in float64 and in the order given: the same bits for any chunking and number of cores."""
-    total = torch.zeros(rows.shape[-1], dtype=torch.float64, device=rows.device)
-    for row, weight in zip(rows, weights, strict=True):
-        total.add_(row, alpha=weight)
+    size, device = rows[0].shape[0], rows[0].device
+    total = torch.zeros(size, dtype=torch.float64, device=device)
+    block = BLOCK if device.type == "cpu" else max(size, 1)  # what is converted then stays in a core's cache
+    for start in range(0, size, block):
+        columns = slice(start, start + block)
+        for row, weight in zip(rows, weights, strict=True):
+            total[columns].add_(row[columns], alpha=weight)
     return total

@@ -69,15 +69,17 @@ class ClientRows:
     @property
     def last(self) -> Tensor:
         """Everyone's last upload, `[N, P]`: a copy, for small federations."""
-        return self.uploads(range(self.clients))
+        return self._take(LAST, range(self.clients))
 
     @property
     def memory(self) -> dict[str, Tensor]:
         """Everyone's memory, `[N, Q]` each: a copy, for small federations."""
         return self.memories(range(self.clients))
 
-    def uploads(self, ids: Sequence[int]) -> Tensor:
-        return self._take(LAST, ids)
+    def uploads(self, ids: Sequence[int]) -> Sequence[Tensor]:
+        if self.device == HOST:  # without a copy of those in memory
+            return [self._take(LAST, [k])[0] if self._home(k) else self.levels[0].row(LAST, k) for k in ids]
+        return self._take(LAST, ids).unbind()
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return {name.removeprefix("memory."): self._take(name, ids) for name in self.start if name != LAST}
@@ -239,6 +241,11 @@ class Slabs:
                     _copy([table[i] for i in at], [v[i] for i in places])
         if self.pinned:
             torch.cuda.current_stream().synchronize()  # the host may read these rows next
+
+    def row(self, name: str, client: int) -> Tensor:
+        """One vector of a client that has a row here, where it lies."""
+        slab, at = divmod(self.slots[client], self.height)
+        return self.tables[name][slab][at]
 
     def take(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """One vector of clients that have a row here, `[S, Q]` on a device."""

@@ -24,9 +24,9 @@ def joined(vectors: State) -> Tensor:
 class ClientStore(Protocol):
     """What is kept of the clients between rounds. Models are `[P + Q]`: see `joined`."""
 
-    def uploads(self, ids: Sequence[int]) -> Tensor | None:
-        """The models that these clients have uploaded last, `[S, P + Q]` on the device of the model; None if they are
-        not kept here."""
+    def uploads(self, ids: Sequence[int]) -> Sequence[Tensor] | None:
+        """The models that these clients have uploaded last, `[P + Q]` each on the device of the model; None if they are
+        not kept here. To be read before the next `save`: they may lie where that writes."""
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
         """What these clients remember, `[S, P]` each on the device of the model; nothing if they keep it themselves."""
