@@ -37,7 +37,7 @@ def main(checkout: Path, data_dir: Path, rounds: int) -> None:
     from pfl.callback.central_evaluation import CentralEvaluationCallback
     from pfl.callback.stopwatch import StopwatchCallback
 
-    started, accuracy = time.perf_counter(), None
+    started, accuracy, ended = time.perf_counter(), None, None
     released, evaluate = StopwatchCallback.after_central_iteration, CentralEvaluationCallback._eval
 
     def evaluated(self, model):
@@ -48,16 +48,18 @@ def main(checkout: Path, data_dir: Path, rounds: int) -> None:
         return metrics
 
     def told(self, aggregate_metrics, model, *, central_iteration):
-        nonlocal started
+        nonlocal started, ended
         now = time.perf_counter()
-        round_line(central_iteration + 1, now - started, accuracy)
-        started = now
+        if ended:
+            round_line(*ended, accuracy)  # the round before, which is evaluated after the stopwatch
+        started, ended = now, (central_iteration + 1, now - started)
         return released(self, aggregate_metrics, model, central_iteration=central_iteration)
 
     StopwatchCallback.after_central_iteration, CentralEvaluationCallback._eval = told, evaluated
     sys.argv = ["train.py", "--args_config", "image_classification/configs/baseline.yaml", "--central_num_iterations",
                 str(rounds)]  # fmt: skip
     runpy.run_path("image_classification/pytorch/train.py", run_name="__main__")
+    round_line(*ended, accuracy)
 
 
 if __name__ == "__main__":

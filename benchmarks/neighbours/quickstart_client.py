@@ -1,5 +1,7 @@
 """The quickstart's client as the simulation's workers import it, with arrays for its data set."""
 
+from types import SimpleNamespace
+
 from flower_quickstart import stand_in
 
 stand_in()
@@ -13,5 +15,5 @@ app = ClientApp()
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    context.run_config |= {"local-epochs": 1, "batch-size": 32}
-    return client_app.train(msg, context)
+    config = {"local-epochs": 1, "batch-size": 32}  # Flower refuses changes of the context's own
+    return client_app.train(msg, SimpleNamespace(node_config=context.node_config, run_config=config))
