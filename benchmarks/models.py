@@ -1,12 +1,14 @@
 """What any model costs: a client's epoch of 500 images, in ms, against one model trained centrally on as many.
 
-    python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--precision auto]
+    python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--epochs 5]
     python benchmarks/models.py --bits [MODEL ...]
 
 - plain: a loop over clients in plain PyTorch, as other simulators have: load, forward, backward, clip, SGD;
-- fedman: a round of ten clients, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;
+- fedman: a round of ten clients and five epochs, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;
 - SAM: a round of FedSAM over one of FedAvg, which takes two gradients a step;
-- central: one model in batches of 500 images; on a GPU compiled and in a CUDA graph, with the fastest kernels.
+- central: one model in batches of 500 images; on a GPU compiled and in a CUDA graph, with kernels that repeat their
+  bits as fedman's do (with `--fastest` neither do);
+- fastest: central training with the fastest kernels (`cudnn.benchmark`), whatever fedman uses.
 
 All are played in turns. Batches are of 50 images, the images random bytes. `--bits` plays three rounds twice, alone and
 two runs stacked, and says whether the weights are the same to the bit.
@@ -38,7 +40,7 @@ from fedman.training.federation import Assignment
 from fedman.training.round import Round
 from own_parts import seconds
 
-CLIENTS, BATCH, EPOCHS, CLASSES, SHAPE = 10, 50, 2, 100, (3, 32, 32)
+CLIENTS, BATCH, CLASSES, SHAPE = 10, 50, 100, (3, 32, 32)
 LR, DECAY, CLIP = 0.05, 1e-3, 10.0
 
 
@@ -88,7 +90,9 @@ def make(name: str) -> nn.Module:
 class Federated:
     """Rounds of fedman, each of all ten clients; or of several runs stacked."""
 
-    def __init__(self, model: nn.Module, device: str, precision: str, samples: int, **keys: object) -> None:
+    def __init__(
+        self, model: nn.Module, device: str, precision: str, samples: int, epochs: int, **keys: object
+    ) -> None:
         rng = np.random.default_rng(0)
         x = rng.integers(0, 256, (CLIENTS * samples, 32, 32, 3), dtype=np.uint8)
         y = rng.integers(0, CLASSES, len(x))
@@ -96,7 +100,7 @@ class Federated:
         zetas = keys.pop("zetas", (0.0,))
         configs = [
             resolve({
-                "dataset": "cifar100", "clients": CLIENTS, "participation": 1.0, "epochs": EPOCHS, "lr": LR,
+                "dataset": "cifar100", "clients": CLIENTS, "participation": 1.0, "epochs": epochs, "lr": LR,
                 "zeta": zeta, "rounds": 5000, "precision": precision, **keys,
             })
             for zeta in zetas
@@ -107,12 +111,16 @@ class Federated:
         self.states = [federation.start() for federation in self.built.federations]
 
     def play(self) -> None:
+        """A round. As in a run, the next one's batches are drawn while the GPU is at work."""
+        now, upcoming = self._assignments(0), self._assignments(1)
+        list(collect(now, self.backend.train(now, upcoming)))
+
+    def _assignments(self, ahead: int) -> list[Assignment]:
         cohort = list(range(CLIENTS))
-        now = [
-            Assignment(federation, state, Round(state.round, cohort, LR))
+        return [
+            Assignment(federation, state, Round(state.round + ahead, cohort, LR))
             for federation, state in zip(self.built.federations, self.states, strict=True)
         ]
-        list(collect(now, self.backend.train(now, [])))
 
     @property
     def execution(self) -> str:
@@ -165,7 +173,9 @@ def plain(model: nn.Module, device: str, precision: str, samples: int) -> Callab
     return epoch
 
 
-def central(model: nn.Module, device: str, precision: str, samples: int) -> Callable[[], None]:
+def central(
+    model: nn.Module, device: str, precision: str, samples: int, deterministic: bool = False
+) -> Callable[[], None]:
     """`samples` images in one batch of one model: on a GPU compiled, and replayed from a CUDA graph."""
     net = model.to(device)
     x, y = torch.randn(samples, *SHAPE, device=device), torch.randint(0, CLASSES, (samples,), device=device)
@@ -174,7 +184,7 @@ def central(model: nn.Module, device: str, precision: str, samples: int) -> Call
         return lambda: descend(weights, loss(x, y))
     loss = torch.compile(loss)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream), determinism(False, device):
+    with torch.cuda.stream(stream), determinism(deterministic, device):
         for _ in range(2):
             descend(weights, loss(x, y))
         torch.cuda.synchronize()
@@ -195,44 +205,47 @@ def repeated(call: Callable[[], None], times: int) -> Callable[[], None]:
     return calls
 
 
-def measure(name: str, device: str, precision: str, samples: int, repeats: int) -> None:
+def measure(name: str, device: str, precision: str, samples: int, epochs: int, repeats: int) -> None:
     """A line of the table."""
     started = time.perf_counter()
     torch.manual_seed(0)
     options = device, precision, samples
     federated = {
-        "0": Federated(make(name), *options),
-        "0.15": Federated(make(name), *options, zetas=(0.15,)),
-        "SAM": Federated(make(name), *options, algorithm="fedsam"),
+        "0": Federated(make(name), *options, epochs),
+        "0.15": Federated(make(name), *options, epochs, zetas=(0.15,)),
+        "SAM": Federated(make(name), *options, epochs, algorithm="fedsam"),
     }
     several = 20 if device == "cuda" else 1
-    calls = {which: (made.play, CLIENTS * EPOCHS) for which, made in federated.items()}
-    calls["plain"] = repeated(plain(make(name), *options), 1), 1
-    calls["central"] = repeated(central(make(name), *options), several), several
+    calls = {which: (made.play, CLIENTS * epochs) for which, made in federated.items()}
+    calls["plain"] = plain(make(name), *options), 1
+    alike = central(make(name), *options, torch.are_deterministic_algorithms_enabled())
+    calls["central"] = repeated(alike, several), several
+    calls["fastest"] = repeated(central(make(name), *options), several), several
     for call, _ in calls.values():
         call()
     ready = time.perf_counter() - started
     times: dict[str, list[float]] = {which: [] for which in calls}
     for _ in range(repeats):
-        for which, (call, epochs) in calls.items():
-            times[which].append(1e3 * seconds(device, call) / epochs)
+        for which, (call, epochs_of_a_client) in calls.items():
+            times[which].append(1e3 * seconds(device, call) / epochs_of_a_client)
     ms = {which: statistics.median(v) for which, v in times.items()}
     print(
         f"{name:<12}{ms['plain']:9.2f}{ms['0']:9.2f}{ms['0.15']:9.2f}{ms['0.15'] / ms['0']:7.2f}"
-        f"{ms['SAM'] / ms['0']:7.2f}{ms['central']:9.2f}{ms['0'] / ms['central']:8.2f}{ms['0'] / ms['plain']:8.3f}"
+        f"{ms['SAM'] / ms['0']:7.2f}{ms['central']:9.2f}{ms['0'] / ms['central']:8.2f}"
+        f"{ms['fastest']:9.2f}{ms['0'] / ms['fastest']:8.2f}{ms['0'] / ms['plain']:9.3f}"
         f"{ready:7.0f} s  {federated['0'].execution}",
         flush=True,
     )
 
 
-def repeat(name: str, device: str, precision: str, samples: int) -> None:
+def repeat(name: str, device: str, precision: str, samples: int, epochs: int) -> None:
     """Whether two runs with one seed have the same bits."""
     words = []
     for title, zetas in (("alone", (0.15,)), ("stacked", (0.0, 0.15))):
         found = []
         for _ in range(2):
             torch.manual_seed(0)
-            made = Federated(make(name), device, precision, samples, zetas=zetas)
+            made = Federated(make(name), device, precision, samples, epochs, zetas=zetas)
             found.append(made.bits(3))
         words.append(f"{title} {'same' if found[0] == found[1] else 'DIFFERENT'} {found[0]}")
     print(f"{name:<12}{', '.join(words)}, {made.execution}", flush=True)
@@ -244,6 +257,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="")
     parser.add_argument("--samples", type=int, default=500, help="images of a client, and of a central batch")
+    parser.add_argument("--epochs", type=int, default=5, help="of a round")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bits", action="store_true", help="compare the bits of two runs")
     parser.add_argument("--fastest", action="store_true", help="deterministic=false")
@@ -253,15 +267,14 @@ def main() -> None:
     with matmul_precision(precision), determinism(not options.fastest, device):
         print(f"{device_name(torch.device(device))}, {precision}, torch {torch.__version__}, {options.samples} images")
         if not options.bits:
-            columns = (
-                f"{'plain':>9}{'ζ=0':>9}{'ζ=0.15':>9}{'MAN':>7}{'SAM':>7}{'central':>9}{'ratio':>8}{'of plain':>9}"
-            )
-            print(f"{'ms':<12}{columns}  ready  execution", flush=True)
+            columns = (("plain", 9), ("ζ=0", 9), ("ζ=0.15", 9), ("MAN", 7), ("SAM", 7), ("central", 9), ("ratio", 8),
+                       ("fastest", 9), ("ratio", 8), ("of plain", 9))  # fmt: skip
+            print(f"{'ms':<12}{''.join(f'{title:>{width}}' for title, width in columns)}  ready  execution", flush=True)
         for name in options.models:
             if options.bits:
-                repeat(name, device, precision, options.samples)
+                repeat(name, device, precision, options.samples, options.epochs)
             else:
-                measure(name, device, precision, options.samples, options.repeats)
+                measure(name, device, precision, options.samples, options.epochs, options.repeats)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ def main(checkout: Path, data_dir: Path, rounds: int, model: str, method: str) -
         started = now
         decay(self)
 
-    Server._validate_, Server._lr_scheduler_ = validated, told
+    def ten(self, t):
+        return np.sort(np.random.default_rng(t).choice(self.args.total_client, 10, replace=False))
+
+    Server._validate_, Server._lr_scheduler_, Server._activate_clients_ = validated, told, ten
     options = "--non-iid --dataset CIFAR10 --split-coef 0.6 --active-ratio 0.1 --total-client 100"
     sys.argv = ["train.py", *options.split(), "--model", model, "--method", method, "--comm-rounds", str(rounds)]
     started = time.perf_counter()

@@ -62,6 +62,25 @@ def test_it_halves_as_often_as_needed_and_remembers(room):
         machine.round(state, [0, 1, 2])
 
 
+def test_a_lack_of_memory_where_the_uploads_are_joined(room, monkeypatch):
+    """The graphs let go of their memory, and what the clients computed is joined without computing it again."""
+    want, _ = play(simulation("feddc"), [COHORTS[0]])
+    join, full = fedman.backends.in_process._join, iter([True])
+
+    def too_little_once(parts):
+        if next(full, False):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return join(parts)
+
+    monkeypatch.setattr(fedman.backends.in_process, "_join", too_little_once)
+    tried, graphs = room(9), Loop()
+    machine = simulation("feddc", graphs=graphs)
+    with pytest.warns(UserWarning, match="3 clients at once do not fit into memory; going on with 1"):
+        state, _ = play(machine, [COHORTS[0]])
+    assert (tried, graphs.cleared, machine.backend.chunk) == ([3], 1, 1)
+    torch.testing.assert_close(state.server, want.server, rtol=1e-11, atol=1e-12)
+
+
 def test_one_client_that_does_not_fit_is_a_users_problem(room):
     room(0)
     machine = simulation("feddc")

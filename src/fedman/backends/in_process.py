@@ -64,7 +64,10 @@ class InProcess:
         if self.executor.device.type == "cuda":  # draw while it is busy
             pieces = [piece for chunk in self._chunks(upcoming) for piece in chunk]
             self._ahead = {_key(piece): self._draw(piece) for piece in pieces}
-        return [self._collect(assignment, parts) for assignment, parts in zip(now, done, strict=True)]
+        while True:
+            with suppress(torch.OutOfMemoryError):
+                return [self._collect(assignment, parts) for assignment, parts in zip(now, done, strict=True)]
+            self._make_room(max(len(part.work) for parts in done for part in parts))
 
     def _train(self, now: Sequence[Assignment]) -> list[list[Done]]:
         """The local work of every run, in pieces; half as many clients at a time after a lack of memory."""
