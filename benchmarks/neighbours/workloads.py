@@ -91,7 +91,8 @@ def simulator_resnet(checkout: Path) -> nn.Module:
 PLAIN = {"lr_schedule": "constant", "weight_decay": 0.0, "clip": float("inf"), "augment": False}
 SIMULATOR = {
     "dataset": "cifar10", "partition": "dir0.6", "clients": 100, "participation": 0.1, "cohort": "fixed", "epochs": 5,
-    "batch_size": 50, "lr": 0.1, "lr_decay": 0.998, "weight_decay": 0.001, "clip": 10.0, "augment": True, "eval_others_every": 1,
+    "batch_size": 50, "lr": 0.1, "lr_decay": 0.998, "weight_decay": 0.001, "clip": 10.0, "augment": True,
+    "eval_others_every": 1,
 }  # fmt: skip
 SMOO = {"algorithm": "fedsmoo", "alpha": 0.1, "rho": 0.1}
 FLUTE = {
