@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedman.errors import Diverged, StopRun, UserError
 from fedman.trackers import Tracker
 
-# Large tensors on a CPU in huge pages: in small ones their allocation takes a quarter of a ResNet-18's training.
+# Large tensors on a CPU in huge pages: the kernel clears every new page, which small ones make slow.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch reads it when it makes its first tensor
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fedman.data.augment import PAD, Windows, gather, normalise
 from fedman.errors import Diverged
 from fedman.execution.executor import Stopped
 from fedman.models import build
-from fedman.training.aggregate import weighted_sum
+from fedman.training.aggregate import Trained, weighted_sum
 from fedman.training.batches import Samples
 from fedman.training.randomness import plan
 from fedman.training.settings import Training
@@ -291,3 +291,11 @@ def test_a_run_that_diverges_in_a_stack_leaves_the_others_alone():
     torch.testing.assert_close(
         states[0].server["w"], play(simulation(data=clean, model=Poisoned()), [[0]])[0].server["w"]
     )
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_entry_that_is_not_finite_marks_its_client(value):
+    w = torch.ones(3, 4)
+    w[1, 2] = value
+    trained = Trained([4, 5, 6], {"w": w, "empty": torch.ones(3, 0)}, {}, None, {"loss": torch.ones(3)})
+    assert trained.reports()[:, -1].tolist() == [1, 0, 1]

@@ -64,7 +64,7 @@ class InProcess:
         if self.executor.device.type == "cuda":  # draw while it is busy
             pieces = [piece for chunk in self._chunks(upcoming) for piece in chunk]
             self._ahead = {_key(piece): self._draw(piece) for piece in pieces}
-        while True:
+        while True:  # what was computed stays; the graphs let go of their memory
             with suppress(torch.OutOfMemoryError):
                 return [self._collect(assignment, parts) for assignment, parts in zip(now, done, strict=True)]
             self._make_room(max(len(part.work) for parts in done for part in parts))

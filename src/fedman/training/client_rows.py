@@ -78,7 +78,7 @@ class ClientRows:
 
     def uploads(self, ids: Sequence[int]) -> Sequence[Tensor]:
         if self.device == HOST:  # without a copy of those in memory
-            return [self._take(LAST, [k])[0] if self._home(k) else self.levels[0].row(LAST, k) for k in ids]
+            return [self.levels[0].row(LAST, k) if self._home(k) == 0 else self._take(LAST, [k])[0] for k in ids]
         return self._take(LAST, ids).unbind()
 
     def memories(self, ids: Sequence[int]) -> dict[str, Tensor]:
