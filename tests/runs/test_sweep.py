@@ -10,7 +10,7 @@ import fedman.data
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.executor import Executor
-from fedman.runs import build, experiment, sweep
+from fedman.runs import build, checkpoint, experiment, sweep
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell, cells
 from fedman.runs.records import headline
@@ -81,6 +81,32 @@ def test_runs_stacked_in_one_chunk_end_as_they_do_alone(tmp_path):
     assert sweep.groups(configs, [True, True], workers=3) == [[0], [1]]
     others = [{"lr": 0.05}, {"alpha": 0.02}, {"decayed": True}]
     assert sweep.groups(configs + [resolve({**keys, **o}) for o in others], [True] * 5) == [[0, 1, 3], [2], [4]]
+
+
+@pytest.mark.parametrize("saves", [2, 3, 4, 7])
+def test_stacked_runs_go_on_together_after_a_kill_between_their_checkpoints(saves, tmp_path, monkeypatch):
+    """Alone for a round, a run would end with other last bits."""
+    configs = [resolve({**SMALL, "algorithm": "feddc", "seed": s, "checkpoint_seconds": 0}) for s in (0, 1)]
+    data, quiet = DIGITS["digits", None], [lambda record: None] * 2
+    whole = experiment.run_stacked(configs, data, [None] * 2, False, "cpu", quiet, print)
+    save, written = checkpoint.save, []
+
+    def killed(*given):
+        if len(written) == saves:
+            raise KeyboardInterrupt
+        written.append(save(*given))
+
+    outs = [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run_stacked(configs, data, outs, False, "cpu", quiet, print)
+    monkeypatch.setattr(checkpoint, "save", save)
+    played = [[], []]
+    progress = [lambda record, rounds=rounds: rounds.append(record["round"]) for rounds in played]
+    results = experiment.run_stacked(configs, data, outs, True, "cpu", progress, print)
+    assert played == [list(range(saves // 2 + 1, SMALL["rounds"] + 1))] * 2
+    for a, b in zip(whole, results, strict=True):
+        assert all(torch.equal(v, b.models[name][k]) for name, model in a.models.items() for k, v in model.items())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])

@@ -84,7 +84,7 @@ def alone(tmp_path_factory):
 def test_a_worker_that_is_killed_is_replaced(alone, tmp_path):
     out = tmp_path / "sweep"
     process = start(*LONG, "--workers", "2", out=out)
-    wait_for(lambda: len(set(checkpointed(out))) >= 3, process)
+    wait_for(lambda: len(set(checkpointed(out))) == 4, process)
     victims = children(process.pid)
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_is_replaced(alone, tmp_path):
 def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, alone, tmp_path):
     out = tmp_path / "sweep"
     process = start(*LONG, "--workers", "2", out=out)
-    wait_for(lambda: len(set(checkpointed(out))) >= 3, process)
+    wait_for(lambda: len(set(checkpointed(out))) == 4, process)
     workers = children(process.pid)
     os.kill(process.pid, signum)
     _, stderr = process.communicate(timeout=60)
@@ -120,7 +120,7 @@ def test_on_a_ray_cluster_the_same(alone, tmp_path):
     """A cluster on this machine; one of its workers is killed while it plays."""
     out = tmp_path / "sweep"
     process = start(*LONG, "--ray", "local", out=out)
-    wait_for(lambda: len(checkpointed(out)) >= 2, process)
+    wait_for(lambda: len(set(checkpointed(out))) == 4, process)
     found = subprocess.run(["pgrep", "-f", "ray::_play"], capture_output=True, text=True).stdout.split()
     assert found
     os.kill(int(found[0]), signal.SIGKILL)

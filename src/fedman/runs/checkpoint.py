@@ -8,7 +8,7 @@ are kept, and a damaged one gives way to the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NotRequired
 
@@ -27,7 +27,7 @@ from fedman.training.state import Notes, RunState
 
 FORMAT = 3
 KEEP = 2
-NAME = re.compile(r"round-(\d{6,})\.json")
+NAME = re.compile(r"round-\d{6,}\.json")
 OURS = re.compile(r"(round-\d{6,})\.(json|safetensors)|\.(round-\d{6,})\.(json|safetensors)\.\d+")  # final, staged
 
 
@@ -89,10 +89,22 @@ def prune(folder: Path, keep: int) -> None:
             folder.rmdir()
 
 
-def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object]) -> Description | None:
-    """Lay the newest sound checkpoint, if there is one, over a fresh `state`. Only `rounds` may be more than it was."""
+def common_round(folders: Sequence[Path]) -> int | None:
+    """The last round after which all of these runs have a checkpoint; None if there is none."""
+    each = [{_round(path) for path in _newest_first(folder)} for folder in folders]
+    return max(set.intersection(*each), default=None)
+
+
+def restore(
+    folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object], until: int | None = None
+) -> Description | None:
+    """Lay the newest sound checkpoint, if there is one, over a fresh `state`: of those up to round `until`, where it is
+    given. Newer ones are deleted: the records are about to be those of this one. Only `rounds` may be more than it was.
+    """
     found = _newest_first(folder)
-    for path in found:
+    for i, path in enumerate(found):
+        if until is not None and _round(path) > until:
+            continue
         sound = _read(path)
         if sound is None:
             warn(f"{path}: damaged; trying the one before it")
@@ -116,6 +128,9 @@ def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[s
         if about["version"] != version():
             warn(f"{path}: written by fedman {about['version']}, this is {version()}; the result may differ")
         _lay_over(state, about, tensors)
+        with writing(folder):
+            for newer in found[:i]:
+                newer.unlink(missing_ok=True)
         return about
     if found:
         raise UserError(f"{folder}: every checkpoint is damaged; start again in a new folder")
@@ -124,8 +139,12 @@ def restore(folder: Path, state: RunState, settings: Settings, warn: Callable[[s
 
 def _newest_first(folder: Path) -> list[Path]:
     """The descriptions of checkpoints."""
-    found = [(int(name[1]), path) for path in folder.glob("round-*.json") if (name := NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted((path for path in folder.glob("round-*.json") if NAME.fullmatch(path.name)), key=_round, reverse=True)
+
+
+def _round(path: Path) -> int:
+    """The round after which a checkpoint was written, by its name."""
+    return int(path.stem.removeprefix("round-"))
 
 
 def _vectors(state: RunState) -> dict[str, torch.Tensor]:

@@ -99,12 +99,14 @@ def run_stacked(
             warn("compiling the model: 10 to 60 s before the first round, less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
+        saving = Saving(min(config.checkpoint_seconds for config in configs))
+        until = checkpoint.common_round([folder.checkpoint for folder in folders if folder]) if all(folders) else None
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
             file = folder.checkpoint / row_file.NAME if folder else None
             rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
             rows.require_room(_participants(config), on_disk=config.keep_state)
-            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn)
+            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, saving, until)
             runs.append(stack.enter_context(run))
         return play(runs, built.in_process, caught)
 
@@ -114,6 +116,27 @@ class Scores(NamedTuple):
 
     models: dict[str, Fetched]
     own: Fetched | None  # of each sample, by the model of the client that holds it; None where they are not due
+
+
+class Saving:
+    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart. Where a
+    process is killed while it writes them, all can go on from the round before, stacked as they were, to the same bits.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.last = seconds, time.perf_counter()
+        self.round = 0  # for which `due` is the answer
+        self.due = False
+
+    def is_due(self, t: int) -> bool:
+        """Whether checkpoints are written after round t, which the first run that asks decides."""
+        if t != self.round:
+            self.round, self.due = t, time.perf_counter() - self.last >= self.seconds
+        return self.due
+
+    def done(self) -> None:
+        """A checkpoint is written."""
+        self.last = time.perf_counter()
 
 
 class Run:
@@ -129,8 +152,11 @@ class Run:
         resume: bool,
         progress: Progress,
         warn: Callable[[str], object],
+        saving: Saving | None = None,
+        until: int | None = None,
     ) -> None:
         self.config, self.federation, self.state, self.built = config, federation, state, built
+        self.saving = saving or Saving(config.checkpoint_seconds)
         self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
         self.source = source()  # asked now: a checkout can change while the run goes on
@@ -145,8 +171,8 @@ class Run:
         self.stopped: str | None = None  # why a callback or a tracker ended the run
         self.trackers: dict[str, Tracker] = {}
         if folder:
-            self._open(folder, resume, warn)
-        self.started = self.saved = self.clock = time.perf_counter()
+            self._open(folder, resume, warn, until)
+        self.started = self.clock = time.perf_counter()
 
     def __enter__(self) -> Run:
         return self
@@ -158,14 +184,15 @@ class Run:
             except Exception as error:  # its package may raise anything; the run's own files are complete
                 self.warn(f"log: {name} failed to close ({describe(error)})")
 
-    def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object]) -> None:
-        """Begin to write to the folder, which is locked by now: what others did to it before is known."""
+    def _open(self, folder: RunFolder, resume: bool, warn: Callable[[str], object], until: int | None) -> None:
+        """Begin to write to the folder, which is locked by now: what others did to it before is known. A run that
+        resumes does so at round `until` at the latest, where it is given."""
         last = None
         if not resume:
             folder.refuse_used()
         elif folder.finished(self.settings, go_on=True) is not None:
             raise UserError(f"{folder.path}: another process has just finished this run; repeat the command")
-        elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn):
+        elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn, until):
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
             elif "records" not in found:
@@ -251,9 +278,9 @@ class Run:
         self.records.append(record)
         if self.folder:
             self.folder.append(record)
-            if now - self.saved >= self.config.checkpoint_seconds and self.state.round < self.config.rounds:
+            if self.state.round < self.config.rounds and self.saving.is_due(self.state.round):
                 self.save_checkpoint()
-                self.saved = time.perf_counter()
+                self.saving.done()
         self._tell(record)
 
     def _tell(self, record: RoundRecord) -> None:
