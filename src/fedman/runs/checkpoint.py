@@ -8,6 +8,7 @@ are kept, and a damaged one gives way to the other.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NotRequired
@@ -48,6 +49,26 @@ class Description(TypedDict):
     config: Settings
     records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
     sha256: str  # the hash of all the above
+
+
+class Timer:
+    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart. Where a
+    process is killed while it writes them, all can go on from the round before, stacked as they were, to the same bits.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.started = seconds, time.perf_counter()
+        self.round, self.due = 0, False  # the last round asked for, and the answer
+
+    def is_due(self, t: int) -> bool:
+        """Whether checkpoints are written after round t, which the first run that asks decides."""
+        if t != self.round:
+            self.round, self.due = t, time.perf_counter() - self.started >= self.seconds
+        return self.due
+
+    def restart(self) -> None:
+        """A checkpoint is written."""
+        self.started = time.perf_counter()
 
 
 def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:

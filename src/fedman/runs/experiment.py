@@ -99,14 +99,14 @@ def run_stacked(
             warn("compiling the model: 10 to 60 s before the first round, less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
-        saving = Saving(min(config.checkpoint_seconds for config in configs))
+        timer = checkpoint.Timer(min(config.checkpoint_seconds for config in configs))
         until = checkpoint.common_round([folder.checkpoint for folder in folders if folder]) if all(folders) else None
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
             file = folder.checkpoint / row_file.NAME if folder else None
             rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
             rows.require_room(_participants(config), on_disk=config.keep_state)
-            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, saving, until)
+            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, timer, until)
             runs.append(stack.enter_context(run))
         return play(runs, built.in_process, caught)
 
@@ -116,27 +116,6 @@ class Scores(NamedTuple):
 
     models: dict[str, Fetched]
     own: Fetched | None  # of each sample, by the model of the client that holds it; None where they are not due
-
-
-class Saving:
-    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart. Where a
-    process is killed while it writes them, all can go on from the round before, stacked as they were, to the same bits.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.last = seconds, time.perf_counter()
-        self.round = 0  # for which `due` is the answer
-        self.due = False
-
-    def is_due(self, t: int) -> bool:
-        """Whether checkpoints are written after round t, which the first run that asks decides."""
-        if t != self.round:
-            self.round, self.due = t, time.perf_counter() - self.last >= self.seconds
-        return self.due
-
-    def done(self) -> None:
-        """A checkpoint is written."""
-        self.last = time.perf_counter()
 
 
 class Run:
@@ -152,11 +131,11 @@ class Run:
         resume: bool,
         progress: Progress,
         warn: Callable[[str], object],
-        saving: Saving | None = None,
+        timer: checkpoint.Timer | None = None,
         until: int | None = None,
     ) -> None:
         self.config, self.federation, self.state, self.built = config, federation, state, built
-        self.saving = saving or Saving(config.checkpoint_seconds)
+        self.timer = timer or checkpoint.Timer(config.checkpoint_seconds)
         self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
         self.source = source()  # asked now: a checkout can change while the run goes on
@@ -278,9 +257,9 @@ class Run:
         self.records.append(record)
         if self.folder:
             self.folder.append(record)
-            if self.state.round < self.config.rounds and self.saving.is_due(self.state.round):
+            if self.state.round < self.config.rounds and self.timer.is_due(self.state.round):
                 self.save_checkpoint()
-                self.saving.done()
+                self.timer.restart()
         self._tell(record)
 
     def _tell(self, record: RoundRecord) -> None:
