@@ -1,7 +1,7 @@
 """Small faults put into a module's syntax tree, one at a time: the raw material of mutation testing.
 
 A mutant differs from the source in one operator, comparison, constant, condition, keyword, return value or statement.
-Left alone: docstrings, annotations, imports, decorators, `strict=`, and the words of error messages.
+Left alone: docstrings, annotations, imports, decorators, `strict=`, and the words of error messages and of help.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def places(tree: ast.Module, only: tuple[str, ...]) -> Iterator[Place]:
             if field in UNTOUCHED:
                 continue
             for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if isinstance(child, ast.AST) and not _left_alone(child, field):
+                if isinstance(child, ast.AST) and not _left_alone(child, field, node):
                     if inside and hasattr(child, "lineno"):
                         yield node, field, index
                     yield from walk(child, inside, name)
@@ -123,7 +123,10 @@ def _short(node: ast.AST) -> str:
     return text if len(text) < 100 else text[:99] + "…"
 
 
-def _left_alone(node: ast.AST, field: str) -> bool:
+def _left_alone(node: ast.AST, field: str, parent: ast.AST) -> bool:
+    match parent:
+        case ast.Call(ast.Name("hyperparameter"), [_, words, *_]):
+            return node is words
     match node:
         case ast.Raise() | ast.Import() | ast.ImportFrom() | ast.JoinedStr() | ast.keyword(arg="strict"):
             return True
