@@ -12,9 +12,9 @@ from fedman.models.parameters import ParameterLayout
 from fedman.penalties.man import ActivationNorm, Layers
 
 
-def convolution(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Tensor:
+def convolution(x: Tensor, w: Tensor, bias: Tensor, padding: int, stride: int = 1) -> Tensor:
     """Maps [S, B, OH, OW, O] of images x [S, B, H, W, C], weights [S, O, C, k, k], biases [S, O]."""
-    rows = [F.conv2d(a.movedim(-1, 1), b, c, padding=padding) for a, b, c in zip(x, w, bias, strict=True)]
+    rows = [F.conv2d(a.movedim(-1, 1), b, c, stride, padding) for a, b, c in zip(x, w, bias, strict=True)]
     return torch.stack(rows).movedim(2, -1)
 
 

@@ -10,13 +10,19 @@ from fedman.kernels.stage import STORAGE, Stage
 from tests.kernels import kernel_reference as reference
 from tests.kernels.kernel_checks import PRECISIONS, TOLERANCE, relative
 
-# clients, batch, stage: odd maps, batches that leave tiles partly empty, padding, several channel blocks
+# clients, batch, stage: odd maps, batches that leave tiles partly empty, padding, several channel blocks, strides,
+# numbers of channels that leave blocks partly empty
 CASES = [
     (1, 1, Stage(6, 6, 16, 16, 5, 0)),
     (3, 7, Stage(5, 6, 16, 32, 3, 0)),
     (2, 50, Stage(3, 4, 32, 16, 3, 1)),
     (1, 2, Stage(3, 2, 128, 128, 1, 0)),
     (1, 1, Stage(4, 3, 16, 16, 3, 2)),
+    (2, 3, Stage(6, 5, 16, 16, 3, 1, stride=2)),
+    (1, 2, Stage(5, 7, 3, 20, 5, 2, stride=2)),
+    (2, 2, Stage(4, 5, 16, 16, 1, 0, stride=2)),
+    (1, 2, Stage(9, 8, 24, 70, 3, 1, stride=3)),
+    (1, 1, Stage(8, 8, 3, 5, 7, 3)),
 ]
 
 
@@ -38,7 +44,7 @@ def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str
     x64 = x.double().requires_grad_()
     w64 = rows[:, :size].double().view(shape).requires_grad_()
     bias = rows[:, size : size + stage.out]
-    z64 = reference.convolution(x64, w64, bias.double(), stage.padding)
+    z64 = reference.convolution(x64, w64, bias.double(), stage.padding, stage.stride)
     dx64, dw64 = torch.autograd.grad(z64, (x64, w64), dz.double())
 
     packed = conv.pack(rows, stage, precision)

@@ -49,11 +49,13 @@ class Execution(ABC):
 
     title: str  # what a summary calls it
     stacks: ClassVar[bool] = True  # whether on a CPU clients together cost less than one after the other
+    compiled = False  # whether the first steps wait for a compiler
     image_layout: ImageLayout | None = None
     fused: Fused | None = None  # kernels for the steps of an algorithm
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         check_model(model)
+        self.parts = model, task, penalty, precision
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
         self._initial_buffers = flatten_buffers(model)
@@ -68,7 +70,7 @@ class Execution(ABC):
 
     def copy(self) -> Execution:
         """The same model with hooks and buffers of its own, for use in another thread."""
-        return type(self)(self.model, self.task, self.penalty, self.precision)
+        return type(self)(*self.parts)
 
     @abstractmethod
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Models evaluated side by side: every row's gradient on a CUDA stream of its own.
+"""Models evaluated side by side: in a captured CUDA graph every block of rows is a branch, on a stream of its own.
 
-In a captured CUDA graph the streams become branches, which the GPU works on at the same time. A model of any kind
-then costs about what the same samples cost one large model, since small kernels of several clients share the GPU.
+The GPU works on the branches at the same time. A model of any kind then costs about what the same samples cost one
+large model, since small kernels of several clients share the GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,11 @@ from fedman.execution.base import Batch, Execution
 from fedman.execution.compiled import compile_graph
 from fedman.execution.device import strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
+from fedman.execution.vmapped import Vmapped
 from fedman.penalties import Penalty
 from fedman.tasks import Task
 
-STREAMS = 16  # rows worked on at the same time: what memory grows with, and more are no faster
-
-COMPILED = "compiled branches"
+STREAMS = 16  # blocks worked on at the same time: what memory grows with, and more are no faster
 
 Gradient = Callable[[Tensor, Batch, Tensor | float], tuple[Tensor, ...]]
 
@@ -34,46 +33,62 @@ class Branches(OneByOne):
     Compiling takes 10 to 60 s and saves a third to a half of a step. On a CPU the rows follow each other.
     """
 
+    title = "branches"
+    sizes: ClassVar[tuple[int, ...]] = (1,)  # of blocks, in rows: as many of the first as there are, then of the next
+
     def __init__(
         self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32", compiled: bool = False
     ) -> None:
         super().__init__(model, task, penalty, precision)
         self.compiled = compiled
-        self.title = COMPILED if compiled else "branches"
+        self.title = f"compiled {type(self).title}" if compiled else type(self).title
         self._streams: list[torch.cuda.Stream] = []
         self._known: dict[object, tuple[Gradient, list[Tensor]]] = {}
 
     def copy(self) -> Execution:
-        return type(self)(self.model, self.task, self.penalty, self.precision, self.compiled)
+        return type(self)(*self.parts, self.compiled)
 
     def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> Any:
+        blocks = self._blocks(len(W))
         with strictly_deterministic(self.strict):
-            row, like = self._row(W, batch, zeta)
-            whole = tuple(v.new_empty(len(W), *v.shape[1:]) for v in like)
-            with self._branches(W.device, len(W)) as branches:
-                for i, branch in enumerate(branches):
+            functions = [self._function(_at(block, W, batch, zeta)) for block in blocks[::-1]][::-1]
+            if len(blocks) == 1:
+                return functions[0][0](W, batch, zeta)
+            whole = tuple(v.new_empty(len(W), *v.shape[1:]) for v in functions[0][1])
+            with self._branches(W.device, len(blocks)) as branches:
+                for block, branch, (function, _) in zip(blocks, branches, functions, strict=True):
                     with branch:
-                        for values, v in zip(whole, row(*_at(i, W, batch, zeta)), strict=True):
-                            values[i : i + 1].copy_(v)
+                        for values, v in zip(whole, function(*_at(block, W, batch, zeta)), strict=True):
+                            values[block].copy_(v)
         return whole
 
-    def _row(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Gradient, list[Tensor]]:
-        """The gradient of one row as a function of W, batch and ζ with one row, and what its results look like.
+    def _blocks(self, rows: int) -> list[slice]:
+        blocks, start = [], 0
+        for size in self.sizes:
+            while rows - start >= size:
+                blocks.append(slice(start, start + size))
+                start += size
+        return blocks
 
-        A row is evaluated for that, and then compiled.
+    def _function(self, block: tuple[Tensor, Batch, Tensor | float]) -> tuple[Gradient, list[Tensor]]:
+        """The gradient of as many rows as `block` has as a function of W, batch and ζ, and what its results look like.
+
+        The first block of a size is evaluated for that, and its function compiled.
         """
-        kinds = tuple(None if v is None else (v.shape[1:], v.dtype) for v in batch)
-        key = kinds, W.dtype, None if isinstance(zeta, Tensor) else zeta
+        W, batch, zeta = block
+        kinds = tuple(None if v is None else (v.shape, v.dtype) for v in batch)
+        key = kinds, len(W), W.dtype, None if isinstance(zeta, Tensor) else zeta
         if key not in self._known:
-            last = _at(len(W) - 1, W, batch, zeta)  # in memory it is aligned the worst
-            row: Gradient = super().gradient
-            like = [v[:0] for v in row(*last)]  # before tracing: it also brings the module's constants to the device
+            function: Gradient = super().gradient
+            like = [
+                v[:0] for v in function(*block)
+            ]  # before tracing: it also brings the module's constants to the device
             if self.compiled:
-                row = self._compile(row, last)
-            self._known[key] = row, like
+                function = self._compile(function, block)
+            self._known[key] = function, like
         return self._known[key]
 
-    def _compile(self, row: Gradient, example: tuple[Tensor, Batch, Tensor | float]) -> Gradient:
+    def _compile(self, function: Gradient, example: tuple[Tensor, Batch, Tensor | float]) -> Gradient:
         """The function compiled, if it can be: any module of a user's can be in it."""
         W, batch, zeta = example
         given = [W, *batch, zeta]
@@ -83,44 +98,56 @@ class Branches(OneByOne):
             filled = list(given)
             for place, v in zip(places, tensors, strict=True):
                 filled[place] = v
-            return row(filled[0], Batch._make(filled[1:-1]), filled[-1])
+            return function(filled[0], Batch._make(filled[1:-1]), filled[-1])
 
         try:
-            function = compile_graph(of_tensors, [given[i] for i in places])
-            function(*(given[i] for i in places))
+            graph = compile_graph(of_tensors, [given[i] for i in places])
+            graph(*(given[i] for i in places))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the compiler's own, or a user's module's
-            self.compiled, self.title = False, "branches"
+            self.compiled, self.title = False, type(self).title
             reason = " ".join(str(error).split())[:160]
-            warnings.warn(f"branches are not compiled, which is slower: {type(error).__name__}: {reason}", stacklevel=2)
-            return row
+            message = f"{self.title}: not compiled, which is slower: {type(error).__name__}: {reason}"
+            warnings.warn(message, stacklevel=2)
+            return function
 
         def compiled(W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, ...]:
             now = [W, *batch, zeta]
-            return function(*(now[i] for i in places))
+            return graph(*(now[i] for i in places))
 
         return compiled
 
     @contextmanager
-    def _branches(self, device: torch.device, rows: int) -> Iterator[Any]:
-        """A context for every row, in which its work is queued; at the end all of them have been waited for."""
+    def _branches(self, device: torch.device, count: int) -> Iterator[Any]:
+        """A context for every block, in which its work is queued; at the end all of them have been waited for."""
         if device.type != "cuda":
-            yield [nullcontext()] * rows
+            yield [nullcontext()] * count
             return
-        while len(self._streams) < min(rows, STREAMS):
+        while len(self._streams) < min(count, STREAMS):
             self._streams.append(torch.cuda.Stream())
-        streams, main = self._streams[:rows], torch.cuda.current_stream()
+        streams, main = self._streams[:count], torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(main)
         try:
-            yield [torch.cuda.stream(streams[i % len(streams)]) for i in range(rows)]
+            yield [torch.cuda.stream(streams[i % len(streams)]) for i in range(count)]
         finally:  # also after a lack of memory: a capture ends with all its branches joined
             for stream in streams:
                 main.wait_stream(stream)
 
 
-def _at(i: int, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Batch, Tensor | float]:
-    """Row i of everything, as the only one."""
-    rows = Batch._make(None if v is None else v[i : i + 1] for v in batch)
-    return W[i : i + 1], rows, zeta[i : i + 1] if isinstance(zeta, Tensor) else zeta
+class Stack(Branches, Vmapped):
+    """Blocks of rows, each vectorised by vmap and compiled into kernels that serve all its rows at once.
+
+    A function is compiled for each size of blocks that occurs: with the same number of clients in every round for one
+    or two.
+    """
+
+    title = "vmap"
+    sizes = (10, 5, 1)
+
+
+def _at(block: slice, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Batch, Tensor | float]:
+    """Some rows of everything."""
+    rows = Batch._make(None if v is None else v[block] for v in batch)
+    return W[block], rows, zeta[block] if isinstance(zeta, Tensor) else zeta

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedman import kernels
 from fedman.errors import UserError
 from fedman.execution.base import Batch, Execution, is_large
-from fedman.execution.branches import Branches
+from fedman.execution.branches import Branches, Stack
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import is_recurrent
 from fedman.execution.stacked_kernels import StackedKernels
@@ -43,10 +43,12 @@ def choose(
     nothing else, so that the same run has the same bits.
     """
     parts = model, task, penalty, precision
+    long = device.type == "cuda" and gradients >= COMPILE_FROM
+    stacked = long and is_large(ParameterLayout.of(model).size) and not is_recurrent(model)
     made: dict[str, Callable[[], Execution]] = {
         "kernels": lambda: StackedKernels(*parts, shape, device),
-        "vmap": lambda: Vmapped(*parts),
-        "branches": lambda: Branches(*parts, compiled=device.type == "cuda" and gradients >= COMPILE_FROM),
+        "vmap": lambda: Stack(*parts, compiled=True) if stacked else Vmapped(*parts),
+        "branches": lambda: Branches(*parts, compiled=long),
         "plain": lambda: OneByOne(*parts),
     }
     served = bool(shape) and StackedKernels.supports(*parts, shape, device)
@@ -54,7 +56,7 @@ def choose(
         raise UserError(
             "execution: kernels serve fedman's ConvNets of images on a GPU, in fp32, tf32 or bf16; use auto"
         )
-    order = [wanted] if wanted != "auto" else ["kernels"] * served + _order(model, device, chunk)
+    order = [wanted] if wanted != "auto" else ["kernels"] * served + _order(model, device, chunk, stacked)
     execution = _first(order, made, example)
     if isinstance(execution, OneByOne) and torch.are_deterministic_algorithms_enabled():
         tried = OneByOne(*parts)
@@ -67,31 +69,38 @@ def choose(
     return execution
 
 
-def _order(model: nn.Module, device: torch.device, chunk: int) -> list[str]:
+def _order(model: nn.Module, device: torch.device, chunk: int, stacked: bool) -> list[str]:
     """Executions for a model without kernels of its own, the most promising first.
 
-    On a GPU vmap is the fastest for models whose calls cost more than their arithmetic, and for recurrent ones, whose
-    steps it takes for all clients at once; branches for all others. On a CPU vmap serves small models, but recurrent
-    layers one client after the other take a third of the time of stacked ones.
+    On a GPU vmap is the fastest for models whose calls cost more than their arithmetic, for recurrent ones, whose
+    steps it takes for all clients at once, and where it is compiled (`stacked`); branches for all others. On a CPU vmap
+    serves small models, but recurrent layers one client after the other take a third of the time of stacked ones.
     """
     small = not is_large(ParameterLayout.of(model).size)
     if device.type == "cuda":
-        return ["vmap", "branches"] if chunk > 1 and (small or is_recurrent(model)) else ["branches"]
+        return ["vmap", "branches"] if chunk > 1 and (small or stacked or is_recurrent(model)) else ["branches"]
     return ["vmap", "plain"] if chunk > 1 and not is_recurrent(model) else ["plain"]
 
 
 def _first(
     order: Sequence[str], made: Mapping[str, Callable[[], Execution]], example: tuple[Tensor, Tensor]
 ) -> Execution:
-    """The first in the order that serves the model: all but vmap take any module."""
+    """The first in the order that serves the model: all but vmap take any module.
+
+    A model with a convolution that vmap stacks badly is passed on from a compiled stack, if there is a choice.
+    """
     for name, following in zip(order, [*order[1:], None], strict=True):
         execution = made[name]()
-        problem = _refused(execution, example) if name == "vmap" else None
-        if problem is None:
+        if not isinstance(execution, Vmapped):
+            return execution
+        tried = Vmapped(*execution.parts)  # nothing is compiled for the example
+        problem = _refused(tried, example)
+        if problem is None and not (isinstance(execution, Stack) and following and tried.slow):
             return execution
         if following is None:
             raise UserError(f"execution: vmap cannot serve this model: {problem}")
-        warnings.warn(f"execution: {following}, since vmap cannot stack this model: {problem}", stacklevel=3)
+        why = f"cannot stack this model: {problem}" if problem else f"stacks a {tried.slow} of this model badly"
+        warnings.warn(f"execution: {following}, since vmap {why}", stacklevel=3)
     raise AssertionError("an order is never empty")
 
 

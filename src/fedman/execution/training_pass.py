@@ -137,7 +137,7 @@ class TrainingPass(TorchFunctionMode):
     def multi_head_attention(self, *args: Any, **kwargs: Any) -> Any:
         """`F.multi_head_attention_forward`, whose own calls go through this pass too."""
         with self:
-            return _attention_body(*args, **kwargs)
+            return attention_body(*args, **kwargs)
 
     def recurrent(self, layer: Callable[..., Any], x: Tensor, *args: Any) -> Any:
         """The layers of an LSTM, GRU or RNN one after the other where there is dropout between them.
@@ -269,7 +269,8 @@ def _body(function: Any) -> Callable[..., Any]:
     return FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
 
 
-_attention_body = _body(F.multi_head_attention_forward)
+attention_body = _body(F.multi_head_attention_forward)
+"""`F.multi_head_attention_forward`, called by a mode that wants to see its calls."""
 
 
 def _channels(x: Tensor, batched: bool = True) -> tuple[int, ...]:

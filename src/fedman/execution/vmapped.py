@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedman.execution import stackable
 from fedman.execution.base import Batch
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import unroll
@@ -16,12 +17,13 @@ from fedman.tasks import Task
 class Vmapped(OneByOne):
     """The module vectorised over the rows; a single row is evaluated plainly.
 
-    Recurrent layers are written out, and attention is computed by plain products: the fused forms of both cannot be
-    stacked.
+    Recurrent layers are written out, since the fused ones cannot be stacked. On a GPU `stackable` says what else is
+    replaced; on a CPU attention is computed by plain products.
     """
 
     title = "vmap"
     stacks = True
+    slow = ""  # an operation of the module that vmap stacks badly, known after the first forward pass
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         super().__init__(model, task, penalty, precision)
@@ -29,10 +31,15 @@ class Vmapped(OneByOne):
             unroll(copied)
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
-        with sdpa_kernel(SDPBackend.MATH):
-            if len(W) == 1:
-                return super().losses(W, batch, penalised)
-            if batch.buffers is None and self.buffers.names:
-                batch = batch._replace(buffers=self._initial_buffers.to(W).expand(len(W), -1))
-            rows = Batch._make(None if v is None else 0 for v in batch)
-            return vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)
+        if len(W) == 1:
+            return super().losses(W, batch, penalised)
+        if batch.buffers is None and self.buffers.names:
+            batch = batch._replace(buffers=self._initial_buffers.to(W).expand(len(W), -1))
+        rows = Batch._make(None if v is None else 0 for v in batch)
+        if not stackable.applies(W):
+            with sdpa_kernel(SDPBackend.MATH):
+                return vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)
+        with stackable.StackableOperations() as mode:
+            found = vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)
+        self.slow = mode.slow
+        return found

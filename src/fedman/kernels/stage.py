@@ -18,7 +18,7 @@ Launch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """Input images [H, W, C] as stored, `out` channels, kernel size, padding, groups (0: no norm).
+    """Input images [H, W, C] as stored, `out` channels, kernel size, padding, groups (0: no norm), stride.
 
     `image` is the number of an image's own channels in the first stage, which stores more (`first_stage`); else 0.
     """
@@ -31,12 +31,13 @@ class Stage:
     padding: int
     groups: int = 0
     image: int = 0
+    stride: int = 1
 
     @property
     def map(self) -> tuple[int, int]:
         """Height and width of the map before pooling."""
-        border = 2 * self.padding - self.kernel + 1
-        return self.height + border, self.width + border
+        border = 2 * self.padding - self.kernel
+        return (self.height + border) // self.stride + 1, (self.width + border) // self.stride + 1
 
     @property
     def windows(self) -> int:
@@ -66,6 +67,6 @@ class Stage:
         oh, ow = self.map
         known = {
             "H": self.height, "W": self.width, "C": self.channels, "O": self.out, "KS": self.kernel,
-            "PAD": self.padding, "OH": oh, "OW": ow, "G": self.groups, "EPS": EPS,
+            "PAD": self.padding, "STRIDE": self.stride, "OH": oh, "OW": ow, "G": self.groups, "EPS": EPS,
         }  # fmt: skip
         return {name: known[name] for name in kernel.arg_names if name in known}

@@ -27,8 +27,9 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
     Half precision is summed in float32. Works under autograd of any order, forward mode, vmap and torch.compile.
     """
     if torch.compiler.is_compiling():  # the compiler fuses the plain formula
-        rows = (a.float() if a.dtype in HALF else a).reshape(*a.shape[:1], -1)
-        return a, rows.square().sum(-1) / a.numel()
+        rows = a.float() if a.dtype in HALF else a
+        rows = rows.reshape(*a.shape[:2], -1) if a.ndim > 1 else rows.reshape(-1, 1, 1)
+        return a, rows.square().sum(-1).sum(-1) / a.numel()  # of a channel at first, in any order in memory
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
     if transforms_active():
         return ActivationTap.apply(a, None, keep, entries)

@@ -20,7 +20,6 @@ from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
 from fedman.errors import Diverged, Interrupted, StopRun, UserError
-from fedman.execution.branches import COMPILED
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
@@ -95,8 +94,8 @@ def run_stacked(
         stack.enter_context(determinism(configs[0].deterministic, device))
         built = build(configs, data, device, model=model, parts=parts, whole_run=True)
         stack.enter_context(matmul_precision(built.precision))
-        if built.executor.execution.title == COMPILED:
-            warn("compiling the model: 10 to 60 s before the first round, less if it was compiled before")
+        if built.executor.execution.compiled:
+            warn("compiling the model: 10 to 60 s before the first rounds, less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         timer = checkpoint.Timer(min(config.checkpoint_seconds for config in configs))

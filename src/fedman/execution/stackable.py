@@ -1,0 +1,270 @@
+"""Operations that `torch.func.vmap` stacks badly on a GPU, replaced where a module calls them.
+
+- **Convolutions** would become grouped ones, which cuDNN computes group by group. Our kernels take all models at once.
+- **Attention** has no weights: the models' batches are joined into one.
+- **Linear layers** of more than two dimensions could become a product for every sample with a copy of the weights.
+- **GroupNorm and batch-norm** would be normalised and scaled in two operations, each with its own sums in the backward
+  pass; batch-norm would also move the models to the channels.
+- **Cross-entropy** would gather, and scatter in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedman import kernels
+from fedman.execution.training_pass import attention_body
+
+
+def applies(W: Tensor) -> bool:
+    """Whether operations are replaced: on a GPU. On a CPU models are stacked where calls cost more than arithmetic."""
+    return W.is_cuda
+
+
+class StackableOperations(TorchFunctionMode):
+    """Active around a forward pass under vmap."""
+
+    slow = ""  # the name of a convolution that was not replaced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.multi_head_attention_forward:
+            with self:
+                return attention_body(*args, **(kwargs or {}))
+        if func in _GROUPED or (func is torch.conv2d and not _served(*args, **(kwargs or {}))):
+            self.slow = func.__name__
+            return func(*args, **(kwargs or {}))
+        return _REPLACED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _served(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    """Whether the kernels serve a `F.conv2d`: with a square kernel, one stride, no dilation, one group."""
+    border = _border(padding, w.shape[-1])
+    square = x.ndim == 4 and w.shape[2] == w.shape[3] and len(set(_both(stride))) == 1
+    return (
+        _has_kernels(x)
+        and square
+        and groups == 1
+        and _both(dilation) == (1, 1)
+        and border is not None
+        and border < w.shape[-1]
+    )
+
+
+def _conv2d(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
+) -> Tensor:
+    """`F.conv2d` by the kernels."""
+    kernel, step = w.shape[-1], _both(stride)[0]
+    border = _border(padding, kernel)
+    assert border is not None  # `_served` has said so
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    precision = "bf16" if x.dtype == torch.bfloat16 else "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    w = w.float()
+    if w.shape[1] <= IMAGE and kernel > 1:
+        x, w, step, border = _patches(x, kernel, step, border), _as_patches(w), 1, 0
+    z = _Stacked.apply(x, w, step, border, precision)
+    return z if bias is None else z + bias.to(z.dtype)[:, None, None]
+
+
+IMAGE = 4
+"""Channels of an image at most: too few for a product over the channels of a pixel. Patches are written out instead."""
+
+
+def _patches(x: Tensor, kernel: int, stride: int, border: int) -> Tensor:
+    """x [B, C, H, W] as [B, k·k·C, OH, OW]: a pixel's channels are its patch, filled up with zeros."""
+    x = F.pad(x, [border] * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)  # [B, C, OH, OW, k, k]
+    x = x.permute(0, 4, 5, 1, 2, 3).flatten(1, 3)
+    return F.pad(x, [0, 0, 0, 0, 0, -x.shape[1] % 32])
+
+
+def _as_patches(w: Tensor) -> Tensor:
+    """w [O, C, k, k] for `_patches`: [O, k·k·C, 1, 1]."""
+    w = w.permute(0, 2, 3, 1).flatten(1)
+    return F.pad(w, [0, -w.shape[1] % 32])[:, :, None, None]
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.dtype in (torch.float32, torch.bfloat16) and kernels.available(x.device)
+
+
+def _both(value: Any) -> tuple[int, int]:
+    """A number for height and width alike, or one for each."""
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def _border(padding: Any, kernel: int) -> int | None:
+    """Rows and columns of zeros on every side; None where the sides differ."""
+    if isinstance(padding, str):
+        return 0 if padding == "valid" else None if kernel % 2 == 0 else kernel // 2
+    height, width = _both(padding)
+    return height if height == width else None
+
+
+class _Stacked(torch.autograd.Function):
+    """A convolution under vmap: the kernels get all models at once."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        raise NotImplementedError("a transform of torch.func other than vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, *geometry: Any) -> Any:
+        from fedman.kernels.convolution import StackedConv
+
+        x, w = (_first(v, dim, info.batch_size) for v, dim in zip((x, w), in_dims, strict=False))
+        return StackedConv.apply(x, w, *geometry), 0
+
+
+def _first(v: Tensor, dim: int | None, size: int) -> Tensor:
+    """The dimension of the models in front."""
+    return v.expand(size, *v.shape) if dim is None else v.movedim(dim, 0)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` of all models as one batch, where no mask tells samples apart."""
+    alike = query.ndim > 2 and len(query) == len(key) == len(value)
+    if attn_mask is not None or dropout_p or enable_gqa or not alike:
+        rest = attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
+    out: Tensor = _Attention.apply(query, key, value, is_causal, scale)
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    """Attention under vmap: models and samples are one dimension."""
+
+    forward, setup_context = _Stacked.forward, _Stacked.setup_context
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        *tensors, is_causal, scale = inputs
+        q, k, v = (_first(t, dim, info.batch_size).flatten(0, 1) for t, dim in zip(tensors, in_dims, strict=False))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` with all but the last dimension as one."""
+    if x.ndim < 3:
+        return F.linear(x, w, bias)
+    return F.linear(x.reshape(-1, x.shape[-1]), w, bias).unflatten(0, x.shape[:-1])
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """`F.group_norm`."""
+    if x.ndim < 2 or x.shape[1] % groups:
+        return F.group_norm(x, groups, weight, bias, eps)  # which says what is wrong
+    values = x.float() if torch.is_autocast_enabled(x.device.type) else x
+    var, mean = torch.var_mean(values.reshape(len(x), groups, -1), 2, correction=0)
+    var, mean = (v.repeat_interleave(x.shape[1] // groups, 1) for v in (var, mean))
+    return _scaled(values, mean, var, weight, bias, eps)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    """`F.batch_norm`."""
+    if not training:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    values = x.to(torch.promote_types(x.dtype, torch.float32))
+    var, mean = torch.var_mean(values, [0, *range(2, x.ndim)], correction=0)
+    if running_mean is not None and running_var is not None:
+        entries = x.shape[0] * x.shape[2:].numel()
+        running_mean.add_(momentum * (mean.detach() - running_mean))
+        running_var.add_(momentum * (var.detach() * (entries / (entries - 1)) - running_var))
+    return _scaled(values, mean[None], var[None], weight, bias, eps).to(x.dtype)
+
+
+def _scaled(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x − mean) / σ · weight + bias by channel, as one product and one sum.
+
+    The backward pass then needs two sums over the pixels of a channel, from which all other gradients follow; of the
+    norm and its scale one after the other it would need four.
+    """
+    scale = (var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * _pixels(scale, x) + _pixels(shift, x)
+
+
+def _pixels(v: Tensor, x: Tensor) -> Tensor:
+    """A value for every channel, or for every sample and channel, as a factor of x [B, C, ...]."""
+    return v.reshape(*v.shape, *[1] * (x.ndim - 2))
+
+
+def _cross_entropy(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`F.cross_entropy`. The gradient of a gathered class would be scattered, for which deterministic kernels sort."""
+    if y.is_floating_point() or x.ndim < 2 or any((weight is not None, size_average, reduce, label_smoothing)):
+        return F.cross_entropy(x, y, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    classes = torch.arange(x.shape[1], device=x.device).reshape(-1, *[1] * (x.ndim - 2))
+    loss = -(x.log_softmax(1).where(classes == y.unsqueeze(1), 0)).sum(1)
+    counted = y != ignore_index
+    loss = loss.where(counted, 0)
+    if reduction == "none":
+        return loss
+    return loss.sum() / counted.sum() if reduction == "mean" else loss.sum()
+
+
+_GROUPED = {
+    *(torch.conv1d, torch.conv3d),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+}
+"""Convolutions without kernels of our own."""
+
+_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.conv2d: _conv2d,
+    F.scaled_dot_product_attention: _attention,
+    F.linear: _linear,
+    F.group_norm: _group_norm,
+    F.batch_norm: _batch_norm,
+    F.cross_entropy: _cross_entropy,
+}

@@ -1,0 +1,114 @@
+"""A model of any kind stacked by vmap, its operations replaced, against the plain module for every row."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedman.execution import stackable
+from fedman.execution.base import Batch
+from fedman.execution.compiled import trace
+from fedman.execution.one_by_one import OneByOne
+from fedman.execution.vmapped import Vmapped
+from fedman.models.parameters import flatten, flatten_buffers
+from fedman.models.resnet import ResNet18
+from fedman.penalties import MAN
+from fedman.tasks import Classification
+from tests.kernels.kernel_checks import relative
+
+CLASSES = 4
+
+
+class Functional(nn.Module):
+    """Convolutions of all forms that the kernels serve, called as functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(0.3 * torch.randn(5, 3, 3, 3))
+        self.b = nn.Parameter(0.3 * torch.randn(6, 5, 3, 3))
+        self.c = nn.Parameter(0.3 * torch.randn(CLASSES, 6, 2, 2))
+        self.bias = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        x = torch.conv2d(x, self.a, None, 1, "same").relu()
+        x = F.conv2d(x, self.b, self.bias, (2, 2), padding=(1, 1)).relu()
+        return F.conv2d(x, self.c, stride=2).mean((2, 3))
+
+
+class Attending(nn.Module):
+    """Batch-first and sequence-first attention; a linear layer over the positions of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True)
+        self.second = nn.MultiheadAttention(8, 2)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1).unflatten(1, (-1, 8))).transpose(0, 1)
+        return self.head(self.second(x, x, x, need_weights=False)[0]).mean(0)
+
+
+KINDS = {
+    "functional": Functional,
+    "resnet": lambda: ResNet18((3, 8, 8), CLASSES, width=4),
+    "batch-norm": lambda: ResNet18((3, 8, 8), CLASSES, nn.BatchNorm2d, width=4),
+    "attention": Attending,
+    "others": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6, affine=False), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=3), nn.Flatten(),
+        nn.Linear(96, CLASSES),
+    ),
+}  # fmt: skip
+
+
+def case(kind, device):
+    model = KINDS[kind]()
+    w = flatten(model)
+    W = (w + 0.1 * torch.randn(3, len(w))).to(device)
+    buffers = flatten_buffers(model).repeat(3, 1).to(device)
+    x, y = torch.randn(3, 5, 3, 8, 8, device=device), torch.randint(0, CLASSES, (3, 5), device=device)
+    return model, W, Batch(x, y, buffers=buffers)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(stackable, "applies", lambda W: True)
+    monkeypatch.setattr(stackable, "_has_kernels", lambda x: x.dtype != torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_plain_module(kind, device):
+    model, W, batch = case(kind, device)
+    stacked = Vmapped(model, Classification(), MAN(), "fp32")
+    exact = batch._replace(x=batch.x.double(), buffers=batch.buffers.double())
+    expected = OneByOne(model.double(), Classification(), MAN(), "fp64").gradient(W.double(), exact, 0.2)
+    for a, b in zip(stacked.gradient(W, batch, 0.2), expected, strict=True):
+        assert relative(a, b) < 1e-5
+    assert stacked.slow == ("conv2d" if kind == "others" else "")
+
+
+def test_the_compiler_sees_one_operation_for_all_models(device):
+    model, W, batch = case("resnet", device)
+    stacked = Vmapped(model, Classification(), MAN(), "fp32")
+    stacked.gradient(W, batch, 0.0)  # brings constants to the device
+    graph = trace(lambda W, x, y: stacked.gradient(W, Batch(x, y), 0.0), [W, batch.x, batch.y])
+    called = [str(node.target) for node in graph.graph.nodes]
+    assert called.count("fedman.conv_forward.default") == called.count("fedman.conv_weight_gradient.default") == 20
+    assert called.count("fedman.conv_input_gradient.default") == 20 - 1  # not of the images
+    for a, b in zip(graph(W, batch.x, batch.y), stacked.gradient(W, batch, 0.0), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])
+def test_cross_entropy_is_pytorchs(shape, reduction, device):
+    x = torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(0, 4, (6, *shape[2:]), device=device)
+    y[1] = -100
+    found = []
+    for mode in (stackable.StackableOperations(), torch.no_grad()):
+        with mode, torch.enable_grad():
+            loss = F.cross_entropy(x, y, reduction=reduction)
+        found.append((loss.detach(), *torch.autograd.grad(loss.sum(), x)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
