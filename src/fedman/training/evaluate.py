@@ -50,7 +50,8 @@ class Evaluator:
             1,
             each,
         )
-        return self.executor.graphs.run(steps)["scores"]
+        found, _ = self.executor.graphs.run(steps)
+        return found["scores"]
 
     def personal_scores(self, model: Callable[[int], Tensor]) -> Tensor:
         """As `scores` of each sample, by the model of the client that holds it; zero where nobody does."""
