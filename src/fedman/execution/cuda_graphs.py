@@ -35,6 +35,10 @@ class Steps:
     fixed: Hashable = None  # tells steps apart whose tensors have the same shapes
     figures: Step = lambda inputs, j, carry: {}  # figures(inputs, 0, carry): what is to be known after the last step
 
+    @property
+    def device(self) -> torch.device:
+        return next(v.device for tensors in self.inputs.values() for v in tensors.values())
+
 
 class Graphs:
     """Captured steps by the shapes of their inputs. They share their memory, since only one runs at a time."""
@@ -76,8 +80,7 @@ class Graphs:
         captured = self.capture(steps)
         if captured is not None:
             return captured.replay(steps)
-        carry = steps.carry
-        device = next(iter(carry.values())).device
+        carry, device = steps.carry, steps.device
         for j in range(steps.count):
             carry = steps.step(steps.inputs, torch.full((1,), j, device=device), carry)
         return dict(carry), dict(steps.figures(steps.inputs, torch.zeros(1, dtype=torch.int64, device=device), carry))
@@ -103,8 +106,7 @@ class _Captured:
             for group, tensors in steps.inputs.items()
         }
         self.carry = {name: place("carry", name, v) for name, v in steps.carry.items()}
-        device = next(iter(self.carry.values())).device
-        self.j = torch.zeros(1, dtype=torch.int64, device=device)
+        self.j = torch.zeros(1, dtype=torch.int64, device=steps.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and libraries set up outside the capture
             steps.step(self.inputs, self.j, self.carry)
