@@ -163,4 +163,4 @@ class Loop:
         carry = steps.carry
         for j in range(steps.count):
             carry = steps.step(steps.inputs, j, carry)
-        return carry
+        return dict(carry), steps.figures(steps.inputs, 0, carry)

@@ -1,4 +1,4 @@
-"""A step that no CUDA graph can hold."""
+"""Steps as captured graphs: their places, their figures, steps that no graph can hold, too little memory."""
 
 import contextlib
 from types import SimpleNamespace
@@ -20,12 +20,18 @@ def step(inputs, j, carry):
     return {"sum": carry["sum"] + inputs["a"]["x"] * (j + 1)}
 
 
+def figures(inputs, j, carry):
+    return {"first": inputs["a"]["x"] * (j + 1), "twice": 2 * carry["sum"]}
+
+
 def play(machine, steps=3):
-    return machine.run(task(step, steps))["sum"]
+    carry, found = machine.run(task(step, steps))
+    assert {name: v.item() for name, v in found.items()} == {"first": 2, "twice": 2 * carry["sum"].item()}
+    return carry["sum"]
 
 
-def task(step, steps, fixed=None):
-    return graphs.Steps(step, {"a": {"x": torch.tensor([2.0])}}, {"sum": torch.zeros(1)}, steps, fixed)
+def task(step, steps, fixed=None, figures=figures):
+    return graphs.Steps(step, {"a": {"x": torch.tensor([2.0])}}, {"sum": torch.zeros(1)}, steps, fixed, figures)
 
 
 def test_it_runs_step_by_step_and_is_not_tried_again(machine, monkeypatch):
@@ -88,16 +94,36 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
-class Replayed(graphs._Captured):
-    """Its graph takes the captured steps again."""
+@pytest.fixture
+def replayed(device, monkeypatch):
+    """Graphs that do the captured work again and write what it returns to where it was the first time."""
 
-    def _record(self, task):
-        super()._record(task)
-        self.graph.again = lambda: graphs._Captured._record(self, task)
+    def record(work, pool):
+        graph, value = Device(), work()
+
+        def again():
+            for name, v in (work() or {}).items():
+                value[name].copy_(v)
+
+        graph.again = again
+        return graph, value
+
+    monkeypatch.setattr(graphs, "_record", record)
 
 
-def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
-    monkeypatch.setattr(graphs, "_Captured", Replayed)
+def test_figures_are_those_of_the_round_and_of_step_0(replayed):
+    machine = graphs.Graphs()
+    assert [play(machine).item() for _ in range(2)] == [12, 12]
+    (captured,) = machine._captured.values()
+    given = task(step, 3)
+    given.inputs["a"]["x"].fill_(5)
+    _, found = captured.replay(given)
+    assert {name: v.item() for name, v in found.items()} == {"first": 5, "twice": 60}
+    captured.replay(task(step, 3))
+    assert found["first"].item() == 5  # the caller's own, not the graph's
+
+
+def test_graphs_of_all_sizes_share_their_places(replayed):
     machine = graphs.Graphs()
 
     def play(n, seed):
@@ -108,7 +134,9 @@ def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
         def step(inputs, j, carry):
             return {"sum": carry["sum"] + inputs["hp"]["lr"] * inputs["a"]["x"] * (j + 1)}
 
-        torch.testing.assert_close(machine.run(graphs.Steps(step, inputs, carry, 6))["sum"], 0.5 * x * 21)
+        found, none = machine.run(graphs.Steps(step, inputs, carry, 6))
+        torch.testing.assert_close(found["sum"], 0.5 * x * 21)
+        assert none == {}
 
     for seed, n in enumerate([3, 10, 2, 3, 8, 10, 2, 9]):
         play(n, seed)
@@ -119,18 +147,20 @@ def test_graphs_of_all_sizes_share_their_places(device, monkeypatch):
     assert not machine._rooms
 
 
-def test_too_little_memory_inside_a_capture_is_told_as_that(device, monkeypatch):
+@pytest.mark.parametrize("where", ["step", "figures"])
+def test_too_little_memory_inside_a_capture_is_told_as_that(where, device, monkeypatch):
     """Else the chunk would not halve, and every step would run without a graph."""
-    monkeypatch.setattr(Device, "broken", True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     calls = []
 
     def greedy(inputs, j, carry):
         calls.append(j)
-        if len(calls) == 3:  # the first step is taken before the capture
+        if len(calls) == 2:  # the first call is before the capture
+            monkeypatch.setattr(Device, "broken", True)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(inputs, j, carry)
+        return (step if where == "step" else figures)(inputs, j, carry)
 
+    given = task(greedy, 3) if where == "step" else task(step, 3, figures=greedy)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        graphs.Graphs().run(task(greedy, 3))
-    assert len(calls) == 3
+        graphs.Graphs().run(given)
+    assert len(calls) == 2

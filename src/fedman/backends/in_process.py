@@ -49,6 +49,14 @@ class InProcess:
         self.executor, self.chunk = executor, chunk
         self._ahead: dict[tuple[object, ...], Draw] = {}
 
+    def rehearse(self, rounds: Iterable[Sequence[Assignment]]) -> None:
+        """All that rounds of these sizes launch on a GPU, for `Execution.rehearse`."""
+        for each in {_size(each): each for each in rounds if 0 < _size(each) <= self.chunk}.values():
+            work, _, _ = self._stack([Piece(a, a.round.cohort) for a in each])
+            steps = steps_of(work, self.executor.model)
+            first = torch.zeros(1, dtype=torch.int64, device=self.executor.device)
+            steps.figures(steps.inputs, first, steps.step(steps.inputs, first, steps.carry))
+
     def prepare(self, rounds: Iterable[Sequence[Assignment]]) -> None:
         """On a GPU, capture the largest round's graph without playing it: the others then live in its memory."""
         graphs = self.executor.graphs

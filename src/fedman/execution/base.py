@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -71,6 +72,9 @@ class Execution(ABC):
     def copy(self) -> Execution:
         """The same model with hooks and buffers of its own, for use in another thread."""
         return type(self)(*self.parts)
+
+    def rehearse(self, work: Callable[[], object]) -> None:  # noqa: B027
+        """Get ready for what `work` does. Where that helps, it is called without its results being computed."""
 
     @abstractmethod
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,8 +3,8 @@
 A graph has fixed shapes, addresses and numbers. So there is one graph per shape of the inputs (that is, per number of
 clients) and per value that is no input, its inputs are copied to their places once a round (graphs share them, since
 only one runs at a time), and the step's number is a counter on the device. A graph holds a few steps, so that what they
-carry on is copied back to its place less often. A step that cannot be captured (a user's model may ask the host
-something) runs step by step.
+carry on is copied back to its place less often. What is to be known after the last step is a graph of its own. A step
+that cannot be captured (a user's model may ask the host something) runs step by step.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Value = TypeVar("Value")
 Tensors = Mapping[str, Tensor]
 Inputs = Mapping[str, Tensors]
+Step = Callable[[Inputs, Any, Tensors], Tensors]
 
 
 @dataclass(frozen=True)
 class Steps:
     """Steps to take, one after the other."""
 
-    step: Callable[[Inputs, Any, Tensors], Tensors]  # step(inputs, j, carry) -> carry: the pure step number j `[1]`
+    step: Step  # step(inputs, j, carry) -> carry: the pure step number j `[1]`
     inputs: Inputs
     carry: Tensors  # before the first
     count: int
     fixed: Hashable = None  # tells steps apart whose tensors have the same shapes
+    figures: Step = lambda inputs, j, carry: {}  # figures(inputs, 0, carry): what is to be known after the last step
+
+    @property
+    def device(self) -> torch.device:
+        return next(v.device for tensors in self.inputs.values() for v in tensors.values())
 
 
 class Graphs:
@@ -68,16 +75,15 @@ class Graphs:
                 warnings.warn(f"no CUDA graph of this model, which is slower: {reason}", stacklevel=2)
         return self._captured[key]
 
-    def run(self, steps: Steps) -> dict[str, Tensor]:
-        """The carry after all steps."""
+    def run(self, steps: Steps) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The carry after all steps, and the figures."""
         captured = self.capture(steps)
         if captured is not None:
             return captured.replay(steps)
-        carry = steps.carry
-        device = next(iter(carry.values())).device
+        carry, device = steps.carry, steps.device
         for j in range(steps.count):
             carry = steps.step(steps.inputs, torch.full((1,), j, device=device), carry)
-        return dict(carry)
+        return dict(carry), dict(steps.figures(steps.inputs, torch.zeros(1, dtype=torch.int64, device=device), carry))
 
     def _place(self, group: str, name: str, v: Tensor) -> Tensor:
         """Where a graph has v: the first rows of a room that graphs of other sizes use too."""
@@ -100,24 +106,17 @@ class _Captured:
             for group, tensors in steps.inputs.items()
         }
         self.carry = {name: place("carry", name, v) for name, v in steps.carry.items()}
-        device = next(iter(self.carry.values())).device
-        self.j = torch.zeros(1, dtype=torch.int64, device=device)
-        self.graph = torch.cuda.CUDAGraph()
+        self.j = torch.zeros(1, dtype=torch.int64, device=steps.device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            steps.step(self.inputs, self.j, self.carry)  # kernels are compiled and libraries set up outside the capture
+        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up outside the capture
+            steps.step(self.inputs, self.j, self.carry)
+            steps.figures(self.inputs, self.j, self.carry)
             stream.synchronize()
-            self.graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
-            try:
-                self._record(steps)
-            except BaseException:
-                with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
-                    self.graph.capture_end()
-                raise
-            self.graph.capture_end()
+            self.graph, _ = _record(lambda: self._steps(steps), pool)
+            self.last, self.figures = _record(lambda: self._figures(steps), pool)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self, steps: Steps) -> None:
+    def _steps(self, steps: Steps) -> None:
         now: Tensors = self.carry
         for _ in range(self.several):
             now = steps.step(self.inputs, self.j, now)
@@ -125,7 +124,10 @@ class _Captured:
         for name, v in now.items():
             self.carry[name].copy_(v)
 
-    def replay(self, steps: Steps) -> dict[str, Tensor]:
+    def _figures(self, steps: Steps) -> Tensors:
+        return steps.figures(self.inputs, self.j.zero_(), self.carry)
+
+    def replay(self, steps: Steps) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         for group, tensors in steps.inputs.items():
             for name, v in tensors.items():
                 self.inputs[group][name].copy_(v)
@@ -134,4 +136,24 @@ class _Captured:
         self.j.zero_()
         for _ in range(steps.count // self.several):
             self.graph.replay()
-        return {name: v.clone() for name, v in self.carry.items()}
+        if self.figures:
+            self.last.replay()
+        return _cloned(self.carry), _cloned(self.figures)
+
+
+def _cloned(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: v.clone() for name, v in tensors.items()}
+
+
+def _record(work: Callable[[], Value], pool: Any) -> tuple[torch.cuda.CUDAGraph, Value]:
+    """What `work` does on the current stream as a graph, and the tensors it returns, which every replay writes."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool)  # torch.cuda.graph would empty the memory's cache for every size of cohort
+    try:
+        value = work()
+    except BaseException:
+        with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph, value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from fedman import kernels
 from fedman.errors import UserError
 
 
@@ -41,6 +43,16 @@ def pick_precision(name: str, device: str, large: bool = False) -> str:
     if name == "tf32" and device != "cuda":
         raise UserError("precision: tf32 needs a CUDA device; use fp32")
     return name
+
+
+def open_device(name: str) -> None:
+    """Set up the GPU of this name, if it is one, and import the kernels for it. What fails is met again in the run."""
+    with suppress(Exception):
+        device = torch.device(pick_device(name))
+        if device.type == "cuda":
+            torch.zeros(1, device=device)
+        if kernels.available(device):
+            importlib.import_module("fedman.kernels.convnet")
 
 
 def device_name(device: torch.device) -> str:

@@ -47,8 +47,8 @@ class Executor:
         with one_thread_each(self.device):
             return list(self._pool.map(function, items) if self.device.type == "cpu" else map(function, items))
 
-    def run(self, steps: Steps) -> dict[str, Tensor]:
-        """What is carried on after all steps."""
+    def run(self, steps: Steps) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is carried on after all steps, and the figures."""
         if self.graphs is not None and not self.stopping.is_set():
             return self.graphs.run(steps)
         carry = dict(steps.carry)
@@ -56,4 +56,4 @@ class Executor:
             if self.stopping.is_set():
                 raise Stopped
             carry = dict(steps.step(steps.inputs, j, carry))
-        return carry
+        return carry, dict(steps.figures(steps.inputs, 0, carry))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import compress
 from typing import Any
 
@@ -64,6 +64,14 @@ class StackedKernels(Execution):
     def copy(self) -> Execution:
         """Itself: the kernels keep nothing between calls."""
         return self
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        """Compile the kernels that `work` launches, side by side."""
+        from fedman.kernels.compiling import side_by_side
+
+        with side_by_side():
+            work()
+        torch.cuda.empty_cache()  # graphs have memory of their own
 
     def prepare(self, x: Tensor) -> Any:
         return self.kernels.images(x)

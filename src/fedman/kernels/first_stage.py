@@ -230,7 +230,8 @@ def backward_options(stage: Stage, precision: str, clients: int, batch: int) -> 
     """About 400 chunks, three per multiprocessor of an H200: fewer leave it idle, more write more partial sums."""
     share = clients * batch * stage.windows * (stage.out // min(32, stage.out)) // 400
     chunk = min(1024, max(32, triton.next_power_of_2(share)))
-    return _options(stage, chunk, 32, 8 if precision == "fp32" else 4, 3 if precision == "bf16" else 1)
+    warps, stages = {"bf16": (4, 3), "tf32": (4, 1), "fp32": (8, 2)}[precision]  # in fp32 one stage spills registers
+    return _options(stage, chunk, 32, warps, stages)
 
 
 def parts(stage: Stage, batch: int, precision: str) -> int:

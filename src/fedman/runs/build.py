@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedman.algorithms import Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
@@ -28,7 +29,7 @@ from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
 from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit, warn_of_single_samples
 from fedman.training.evaluate import Evaluator
-from fedman.training.federation import Federation
+from fedman.training.federation import Assignment, Federation
 from fedman.training.settings import Training
 
 
@@ -54,6 +55,16 @@ class Built:
     evaluator: Evaluator
     precision: str
     in_process: InProcess  # the backend that trains the clients here
+
+    def rehearse(self, rounds: Iterable[Sequence[Assignment]], w: Tensor) -> None:
+        """Get ready for these rounds and for evaluating models as `w`: GPU kernels are compiled side by side."""
+
+        def work() -> None:
+            with suppress(Exception):  # a user's algorithm may dislike what nobody computed; mistakes show in the round
+                self.in_process.rehearse(rounds)
+                self.evaluator.rehearse(w)
+
+        self.executor.execution.rehearse(work)
 
 
 def build(
@@ -148,7 +159,7 @@ def gradients(config: Config, algorithm: Algorithm, samples: int) -> int:
     return round(steps * algorithm.gradients_per_step)
 
 
-def relative_sizes(sizes: Sequence[int]) -> torch.Tensor:
+def relative_sizes(sizes: Sequence[int]) -> Tensor:
     """p_k = n_k·N / Σn in float64: the clients' sizes over their mean."""
     n = torch.tensor(sizes, dtype=torch.float64)
     return n / n.mean()

@@ -107,6 +107,7 @@ def run_stacked(
             rows.require_room(_participants(config), on_disk=config.keep_state)
             run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, timer, until)
             runs.append(stack.enter_context(run))
+        built.rehearse(planned_rounds(runs), runs[0].federation.models(runs[0].state)["cloud"])
         return play(runs, built.in_process, caught)
 
 
@@ -349,7 +350,7 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
     While a GPU works on a round, the host writes the records of the round before.
     """
     rounds = runs[0].config.rounds  # of all: see `stackable`
-    backend.prepare([run.plan(t) for run in runs] for t in range(min(run.state.round for run in runs), rounds))
+    backend.prepare(planned_rounds(runs))
     while left := [run for run in runs if run.end is None]:
         if done := [run for run in left if run.done]:
             for run in done:
@@ -377,6 +378,12 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
             else:
                 run.evaluate(outcome)
     return [run.end for run in runs if run.end is not None]
+
+
+def planned_rounds(runs: Sequence[Run]) -> Iterator[list[Assignment]]:
+    """The rounds that are left, each of all runs."""
+    for t in range(min(run.state.round for run in runs), runs[0].config.rounds):
+        yield [run.plan(t) for run in runs]
 
 
 def _participants(config: Config) -> float:

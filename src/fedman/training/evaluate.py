@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedman.execution.cuda_graphs import Steps
+from fedman.execution.cuda_graphs import Inputs, Steps, Tensors
 from fedman.execution.executor import Executor
 from fedman.tasks import Task
 from fedman.training.batches import Samples
@@ -39,18 +39,16 @@ class Evaluator:
         (n = 1), or `each` sample's."""
         if self.executor.graphs is None:
             return self._scores(w, each)
-        model, rows = self.executor.model, len(self.samples.y_test) if each else 1
-        if not model.scored:
-            model.scores(w, *self._test(0, 1))
-        carry = {"scores": torch.zeros(rows, 2 + len(model.scored), dtype=torch.float64, device=w.device)}
-        steps = Steps(
-            lambda inputs, j, carry: {"scores": self._scores(inputs["test"]["w"], each)},
-            {"test": {"w": w}},
-            carry,
-            1,
-            each,
-        )
-        return self.executor.graphs.run(steps)["scores"]
+
+        def scores(inputs: Inputs, j: Tensor, carry: Tensors) -> Tensors:
+            return {"scores": self._scores(inputs["test"]["w"], each)}
+
+        _, found = self.executor.graphs.run(Steps(lambda *_: {}, {"test": {"w": w}}, {}, 0, each, scores))
+        return found["scores"]
+
+    def rehearse(self, w: Tensor) -> None:
+        """All that `scores` launches on a GPU, for `Execution.rehearse`."""
+        self._scores(w, each=False)
 
     def personal_scores(self, model: Callable[[int], Tensor]) -> Tensor:
         """As `scores` of each sample, by the model of the client that holds it; zero where nobody does."""

@@ -98,20 +98,16 @@ class LocalResult:
 
 
 def run_local_steps(work: LocalWork, executor: Executor) -> LocalResult:
-    """All steps of all clients.
-
-    The penalty's terms are those of the final model on the client's first batch, whether ζ is zero or not.
-    """
-    model = executor.model
-    carry = dict(executor.run(steps_of(work, model)))
-    w, loss = carry.pop("w"), carry.pop("loss")
-    first = work.batches.at(0)._replace(buffers=carry.get(BUFFERS))
-    figures = {"loss": loss / work.hp.steps[:, 0], **model.penalty_terms(w, first)}
-    return LocalResult(w, carry, figures)
+    """All steps of all clients."""
+    carry, figures = executor.run(steps_of(work, executor.model))
+    return LocalResult(carry["w"], {name: v for name, v in carry.items() if name not in ("w", "loss")}, figures)
 
 
 def steps_of(work: LocalWork, model: Execution) -> Steps:
-    """The steps as a pure function of tensors, fit for a captured graph."""
+    """The steps and their figures as pure functions of tensors, fit for captured graphs.
+
+    The penalty's terms are those of the final model on the client's first batch, whether ζ is zero or not.
+    """
     w = work.server["w"].expand(len(work), -1)
     carry = {"w": w, "loss": w.new_zeros(len(work))}
     zero = w.new_zeros(()).expand_as(w)
@@ -136,8 +132,12 @@ def steps_of(work: LocalWork, model: Execution) -> Steps:
         now = LocalWork(batches, inputs["server"], inputs["memory"], hp, algorithm, work.optimizer, zeta)
         return _step(now, model, batches.at(j), batches.active(j), carry)
 
+    def figures(inputs: Inputs, first: int | Tensor, carry: Tensors) -> Tensors:
+        batch = work.batches.over(inputs["batches"]).at(first)._replace(buffers=carry.get(BUFFERS))
+        return {"loss": carry["loss"] / inputs["hp"]["steps"][:, 0], **model.penalty_terms(carry["w"], batch)}
+
     fixed = tuple((name, v) for name, v in numbers.items() if name not in own)
-    return Steps(step, inputs, carry, work.batches.steps, fixed)
+    return Steps(step, inputs, carry, work.batches.steps, fixed, figures)
 
 
 def _step(work: LocalWork, model: Execution, batch: Batch, active: Tensor | None, carry: Tensors) -> Tensors:
