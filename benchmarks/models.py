@@ -182,6 +182,7 @@ def central(
     loss, weights = loss_of(net, device, precision), list(net.parameters())
     if device == "cpu":
         return lambda: descend(weights, loss(x, y))
+    torch._dynamo.reset()  # of many models the last would not be compiled any more
     loss = torch.compile(loss)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), determinism(deterministic, device):
