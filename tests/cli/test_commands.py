@@ -210,6 +210,22 @@ def test_no_such_command(workplace, capsys):
     assert "No such command" in refused(capsys, ["trian"])
 
 
+@pytest.mark.parametrize(
+    ("words", "suggestion"), [(["rum"], "run"), (["data", "sho"], "show"), (["flower", "simulat"], "simulate")]
+)
+def test_a_command_is_suggested_once(workplace, capsys, words, suggestion):
+    assert refused(capsys, words).count(f"Did you mean '{suggestion}'?") == 1
+
+
+@pytest.mark.parametrize("module", ["fedman.cli", "fedman.cli.commands"])
+def test_modules_that_are_taken_for_the_command(module):
+    """They are it: nothing exits with 0 having done nothing."""
+    command = [sys.executable, "-m", module, "run", "zetta=1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "did you mean zeta" in done.stderr
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsys):
     words = ["run", "--preset", "digits", "model=mlp", "rounds=1", "--out", "here"]
     main_ok(words)
