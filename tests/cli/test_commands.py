@@ -16,6 +16,9 @@ from fedman.cli.commands import main
 from fedman.runs import experiment
 from tests.cli.command_line import main_ok, refused
 
+# since Python 3.14 Path.exists answers no instead of raising
+TOO_LONG = "holds no run" if sys.version_info >= (3, 14) else "x/config.toml: File name too long"
+
 BAD_KEYS = [
     # words of the command line, and what the message must say
     (["zeta"], "'zeta': expected KEY=VALUE"),
@@ -121,9 +124,9 @@ BAD_KEYS = [
     (["--resume"], "--resume: name the run's folder with --out"),
     (["--resume", "--out", "missing"], "missing: holds no run that could be resumed (no config.toml)"),
     (["--preset", "digits", "--resume", "--out", "missing"], "missing: holds no run that could be resumed"),
-    (["--preset", "digits", "--out", "x" * 256], "x/config.toml: File name too long"),
+    (["--preset", "digits", "--out", "x" * 256], "File name too long"),
     (["--config", "x" * 256], "x: File name too long"),
-    (["--resume", "--out", "x" * 256], "x/config.toml: File name too long"),
+    (["--resume", "--out", "x" * 256], TOO_LONG),
     (["--config", "a\udcff.toml"], r"a\udcff.toml: No such file"),
     (["dataset=npz:a\udcff.npz"], "dataset: is not Unicode text"),
     (["--device", "tpu"], "device: 'tpu' is not one of auto, cpu, cuda, cuda:0, ..."),
