@@ -19,7 +19,6 @@ from packaging.utils import canonicalize_name
 from faults.runs import SMALL, finish, start, tail
 from faults.tally import ROOT, Tally
 
-EXTRAS = ("dev", "tensorboard")  # what `make test` installs
 EXPLAINED: dict[str, str] = {}  # advisories that do not concern this package: id -> why
 
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
@@ -47,11 +46,11 @@ def run(tally: Tally, scratch: Path, small: bool = False) -> None:
 
 
 def pins() -> Iterator[tuple[str, str | None]]:
-    """Every package that the project needs, directly or not, and what is wrong with its pin."""
+    """Every package that the project or an extra of it needs, directly or not, and what is wrong with its pin."""
     lines = (ROOT / "constraints.txt").read_text().split()
     pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *(r for extra in EXTRAS for r in project["optional-dependencies"][extra])]
+    wanted = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
     seen: set[str] = set()
     while wanted:
         requirement = Requirement(wanted.pop())

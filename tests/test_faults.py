@@ -3,9 +3,12 @@
 import ast
 import json
 import signal
+import tomllib
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from faults import __main__ as harness
 from faults import determinism, disk, kill, runs, settings, supply
@@ -99,6 +102,14 @@ def test_unpinned_packages_are_found(monkeypatch, tmp_path):
     problems = {name: problem for name, problem in supply.pins() if problem}
     assert set(problems) == {"numpy", "rich"}
     assert problems["rich"] == "is not pinned"
+
+
+def test_extras_that_are_not_installed_here_are_pinned_too():
+    """mlflow and wandb: `supply.pins` can see no further than what is installed."""
+    extras = tomllib.loads((supply.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {canonicalize_name(Requirement(r).name) for extra in extras.values() for r in extra}
+    lines = (supply.ROOT / "constraints.txt").read_text().split()
+    assert wanted <= {canonicalize_name(line.partition("==")[0]) for line in lines}
 
 
 def test_mutants(tmp_path):

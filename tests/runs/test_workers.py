@@ -132,7 +132,13 @@ def test_on_a_ray_cluster_the_same(alone, tmp_path):
 
 @pytest.mark.slow
 def test_shards_joined_are_the_whole(alone, tmp_path, capsys):
+    """One of them is killed while it plays; its command is then repeated."""
     parts = [tmp_path / f"part-{i}" for i in (1, 2)]
+    process = start(*LONG, "--shard", "1/2", "--workers", "1", out=parts[0])
+    wait_for(lambda: len(set(checkpointed(parts[0]))) == 2, process)
+    process.kill()
+    process.communicate()
+    assert not list(parts[0].glob("*/summary.json"))
     for i, part in enumerate(parts, 1):
         with pytest.raises(SystemExit):
             main(["sweep", *LONG, "--shard", f"{i}/2", "--out", str(part), "--device", "cpu", "--workers", "1"])

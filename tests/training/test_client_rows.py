@@ -1,6 +1,9 @@
 """Rows of clients: who has one, where it lies, and what happens when memory ends."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from fedman.runs.row_file import RowFile
 from fedman.training import client_rows
 from fedman.training.client_rows import ClientRows, Slabs, as_row
 
+ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
 START = as_row(torch.arange(6.0), {"h": torch.zeros(6), "seen": torch.full((2,), 7), "tiny": torch.ones(1).double()})
 ROW = sum(v.nbytes for v in START.values())
@@ -126,3 +130,23 @@ def test_a_run_without_room_is_refused_at_its_start(rooms, tmp_path, monkeypatch
     for clients, on_disk in ((40, True), (60, False)):
         with pytest.raises(UserError, match=rf"rows: the state of about {clients} clients .* and 2.16 KB are free"):
             rows.require_room(clients, on_disk=on_disk)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_many_clients(tmp_path):
+    """It asserts that a resumed run plays on to the same bits."""
+    words = [
+        "benchmarks/many_clients.py",
+        "--device",
+        "cpu",
+        "--clients",
+        "20",
+        "--cohort",
+        "2",
+        "--rounds",
+        "1",
+        "--folder",
+    ]
+    done = subprocess.run([sys.executable, *words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| 20 |") == 2

@@ -48,6 +48,8 @@ app = typer.Typer(
     help=f"Federated learning that lands in flat minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
     "layerwise activation norms (MAN).",
 )
+for group in (app, data.app, flower.app):
+    group.suggest_commands = False  # click has a suggestion of its own; typer would add it again
 
 
 def print_version(wanted: bool) -> None:
@@ -444,3 +446,7 @@ def _report(error: Exception) -> str:
 def _exit(message: str, code: int) -> NoReturn:
     print_message(message)
     raise SystemExit(code)
+
+
+if __name__ == "__main__":  # python -m fedman.cli.commands, which would otherwise do nothing and exit with 0
+    main()
