@@ -13,9 +13,13 @@ import fedman
 
 
 def main(name: str, checkout: Path, data_dir: Path, rounds: int, *more: str) -> None:
-    """`cloud` is the model that the neighbours evaluate; `all`, fedman's own, is evaluated at the end alone."""
+    """The first rounds of a run of the published length, for which fedman chooses how to compute it.
+
+    `cloud` is the model that the neighbours evaluate; `all`, fedman's own, is evaluated at the end alone.
+    """
     workload = WORKLOADS[name]
-    keys = {"dataset": "cifar10", "algorithm": "fedavg", "rounds": rounds, "eval_every": rounds, **workload.keys}
+    keys = {"dataset": "cifar10", "algorithm": "fedavg", "rounds": workload.rounds, "eval_every": rounds}
+    keys |= workload.keys
     keys |= dict(word.split("=") for word in more)
     dataset = keys.pop("dataset")
     model = workload.model(checkout)
@@ -25,6 +29,8 @@ def main(name: str, checkout: Path, data_dir: Path, rounds: int, *more: str) -> 
 
     def tell(record: dict) -> None:
         round_line(record["round"], record["seconds"], record["accuracy"].get("cloud"))
+        if record["round"] == rounds:
+            raise fedman.StopRun("the rounds to compare are played")
 
     fedman.run(dataset=data, data_dir=data_dir, model=model, progress=tell, **keys)
 

@@ -30,6 +30,7 @@ class Workload:
     model: Callable[[Path], nn.Module | str]  # from the neighbour's checkout, or a name of ours
     arrays: Callable[[Any], Arrays] | None = None  # from the data set as fedman reads it; None: that itself
     options: tuple[str, ...] = ()  # of the launcher
+    rounds: int = 800  # as published
 
 
 def planar_as_pixels(data: Any) -> Arrays:
@@ -109,6 +110,7 @@ WORKLOADS = {
          "batch_size": 10, "lr": 0.1, "eval_others_every": 10},
         pfl_cnn,
         planar_as_pixels,
+        rounds=1500,
     ),
     "flower": Workload(
         "flower_quickstart.py",
@@ -130,11 +132,12 @@ WORKLOADS = {
                             simulator_resnet,
                             options=("ResNet18", "FedSMOO")),
     "flute-10": Workload("flute_loop.py", "FLUTE, the same model on the images of CIFAR-10, as many and as large",
-                         FLUTE | {"dataset": "cifar10"}, flute_resnet, options=("cifar10",)),
+                         FLUTE | {"dataset": "cifar10"}, flute_resnet, options=("cifar10",), rounds=4000),
     "flute": Workload(
         "flute_loop.py",
         "FLUTE, FED_CIFAR100's model: 10 of 500 clients, 1 epoch of batch 20",
         FLUTE,
         flute_resnet,
+        rounds=4000,
     ),
 }  # fmt: skip
