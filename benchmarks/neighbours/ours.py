@@ -20,6 +20,7 @@ def main(name: str, checkout: Path, data_dir: Path, rounds: int, *more: str) -> 
     workload = WORKLOADS[name]
     keys = {"dataset": "cifar10", "algorithm": "fedavg", "rounds": workload.rounds, "eval_every": rounds}
     keys |= workload.keys
+    keys["eval_others_every"] = min(keys["eval_others_every"], rounds)
     keys |= dict(word.split("=") for word in more)
     dataset = keys.pop("dataset")
     model = workload.model(checkout)
