@@ -11,7 +11,7 @@ from fedman.errors import UserError
 from fedman.execution import branches, stackable
 from fedman.execution.base import Batch
 from fedman.execution.branches import Branches, Stack
-from fedman.execution.choice import COMPILE_FROM, choose
+from fedman.execution.choice import COMPILE_FROM, _first, choose
 from fedman.execution.compiled import trace
 from fedman.execution.device import determinism, strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
@@ -235,6 +235,22 @@ def test_what_vmap_cannot_stack_is_passed_on_with_the_reason():
     assert chosen("tied").title == "vmap"
     assert chosen("lstm").title == "plain"
     assert chosen("tied", chunk=1).title == "plain"
+
+
+@pytest.mark.parametrize(("groups", "title"), [(1, "branches"), (3, "branches"), (0, "compiled vmap")])
+def test_a_long_run_stacks_what_the_kernels_serve(groups, title, monkeypatch):
+    """Convolutions without kernels, on a CPU all of them, are computed by branches, and a line says so."""
+    monkeypatch.setattr(stackable, "applies", lambda W: True)
+    conv = [nn.Conv2d(3, 3, 3, groups=groups)] if groups else [nn.AvgPool2d(3, 1)]
+    model = nn.Sequential(*conv, nn.Flatten(), nn.Linear(108, CLASSES))
+    parts = model, Classification(), MAN(), "fp32"
+    made = {"vmap": lambda: Stack(*parts, compiled=True), "branches": lambda: Branches(*parts)}
+    example = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
+    with warnings.catch_warnings(record=True) as told:
+        assert _first(["vmap", "branches"], made, example).title == title
+        assert _first(["vmap"], made, example).title == "compiled vmap"  # insisted on
+    badly = [str(each.message) for each in told if "execution: " in str(each.message)]
+    assert badly == ["execution: branches, since vmap stacks a conv2d of this model badly"] * bool(groups)
 
 
 def test_an_execution_can_be_insisted_on():
