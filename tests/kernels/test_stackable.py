@@ -32,21 +32,25 @@ class Functional(nn.Module):
     def forward(self, x):
         x = torch.conv2d(x, self.a, None, 1, "same").relu()
         x = F.conv2d(x, self.b, self.bias, (2, 2), padding=(1, 1)).relu()
-        return F.conv2d(x, self.c, stride=2).mean((2, 3))
+        return F.conv2d(input=x, weight=self.c, stride=2).mean((2, 3))
 
 
 class Attending(nn.Module):
-    """Batch-first and sequence-first attention; a linear layer over the positions of a sequence."""
+    """Attention with the batch or the sequence first, without a mask and with one; linear layers over a sequence."""
 
     def __init__(self):
         super().__init__()
         self.first = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True)
         self.second = nn.MultiheadAttention(8, 2)
+        self.third = nn.MultiheadAttention(8, 2, batch_first=True)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x):
         x = self.first(x.flatten(1).unflatten(1, (-1, 8))).transpose(0, 1)
-        return self.head(self.second(x, x, x, need_weights=False)[0]).mean(0)
+        x = self.second(x, x, x, need_weights=False)[0].transpose(0, 1)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        x = self.third(x, x, x, attn_mask=hidden, need_weights=False)[0]
+        return self.head(x).mean(1)
 
 
 KINDS = {

@@ -63,6 +63,7 @@ class Branches(OneByOne):
         return whole
 
     def _blocks(self, rows: int) -> list[slice]:
+        """So many rows in blocks."""
         blocks, start = [], 0
         for size in self.sizes:
             while rows - start >= size:
@@ -80,9 +81,7 @@ class Branches(OneByOne):
         key = kinds, len(W), W.dtype, None if isinstance(zeta, Tensor) else zeta
         if key not in self._known:
             function: Gradient = super().gradient
-            like = [
-                v[:0] for v in function(*block)
-            ]  # before tracing: it also brings the module's constants to the device
+            like = [v[:0] for v in function(*block)]  # brings the module's constants to the device, for the trace
             if self.compiled:
                 function = self._compile(function, block)
             self._known[key] = function, like

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedman import kernels
@@ -45,8 +46,8 @@ class StackableOperations(TorchFunctionMode):
 
 
 def _served(
-    x: Tensor,
-    w: Tensor,
+    input: Tensor,
+    weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
     padding: Any = 0,
@@ -54,32 +55,26 @@ def _served(
     groups: int = 1,
 ) -> bool:
     """Whether the kernels serve a `F.conv2d`: with a square kernel, one stride, no dilation, one group."""
-    border = _border(padding, w.shape[-1])
-    square = x.ndim == 4 and w.shape[2] == w.shape[3] and len(set(_both(stride))) == 1
-    return (
-        _has_kernels(x)
-        and square
-        and groups == 1
-        and _both(dilation) == (1, 1)
-        and border is not None
-        and border < w.shape[-1]
-    )
+    *_, height, width = weight.shape
+    border = _border(padding, width)
+    square = input.ndim == 4 and height == width and len(set(_both(stride))) == 1
+    plain = groups == 1 and _both(dilation) == (1, 1)
+    return _has_kernels(input) and square and plain and border is not None and border < width
 
 
 def _conv2d(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> Tensor:
     """`F.conv2d` by the kernels."""
-    kernel, step = w.shape[-1], _both(stride)[0]
+    x, w, kernel, step = input, weight.float(), weight.shape[-1], _both(stride)[0]
     border = _border(padding, kernel)
     assert border is not None  # `_served` has said so
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     precision = "bf16" if x.dtype == torch.bfloat16 else "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
-    w = w.float()
     if w.shape[1] <= IMAGE and kernel > 1:
         x, w, step, border = _patches(x, kernel, step, border), _as_patches(w), 1, 0
-    z = _Stacked.apply(x, w, step, border, precision)
+    z: Tensor = _Stacked.apply(x, w, step, border, precision)
     return z if bias is None else z + bias.to(z.dtype)[:, None, None]
 
 
@@ -155,7 +150,8 @@ def _attention(
     alike = query.ndim > 2 and len(query) == len(key) == len(value)
     if attn_mask is not None or dropout_p or enable_gqa or not alike:
         rest = attn_mask, dropout_p, is_causal
-        return F.scaled_dot_product_attention(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
+        with sdpa_kernel(SDPBackend.MATH):  # the only form that vmap can stack
+            return F.scaled_dot_product_attention(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
     out: Tensor = _Attention.apply(query, key, value, is_causal, scale)
     return out
 
@@ -173,27 +169,27 @@ class _Attention(torch.autograd.Function):
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` with all but the last dimension as one."""
-    if x.ndim < 3:
-        return F.linear(x, w, bias)
-    return F.linear(x.reshape(-1, x.shape[-1]), w, bias).unflatten(0, x.shape[:-1])
+    if input.ndim < 3:
+        return F.linear(input, weight, bias)
+    return F.linear(input.reshape(-1, input.shape[-1]), weight, bias).unflatten(0, input.shape[:-1])
 
 
 def _group_norm(
-    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """`F.group_norm`."""
-    if x.ndim < 2 or x.shape[1] % groups:
-        return F.group_norm(x, groups, weight, bias, eps)  # which says what is wrong
-    values = x.float() if torch.is_autocast_enabled(x.device.type) else x
-    var, mean = torch.var_mean(values.reshape(len(x), groups, -1), 2, correction=0)
-    var, mean = (v.repeat_interleave(x.shape[1] // groups, 1) for v in (var, mean))
-    return _scaled(values, mean, var, weight, bias, eps)
+    if input.ndim < 2 or input.shape[1] % num_groups:
+        return F.group_norm(input, num_groups, weight, bias, eps)  # which says what is wrong
+    x = input.float() if torch.is_autocast_enabled(input.device.type) else input
+    var, mean = torch.var_mean(x.reshape(len(x), num_groups, -1), 2, correction=0)
+    var, mean = (v.repeat_interleave(x.shape[1] // num_groups, 1) for v in (var, mean))
+    return _scaled(x, mean, var, weight, bias, eps)
 
 
 def _batch_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -205,14 +201,14 @@ def _batch_norm(
 ) -> Tensor:
     """`F.batch_norm`."""
     if not training:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    values = x.to(torch.promote_types(x.dtype, torch.float32))
-    var, mean = torch.var_mean(values, [0, *range(2, x.ndim)], correction=0)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    x = input.to(torch.promote_types(input.dtype, torch.float32))
+    var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
     if running_mean is not None and running_var is not None:
         entries = x.shape[0] * x.shape[2:].numel()
         running_mean.add_(momentum * (mean.detach() - running_mean))
         running_var.add_(momentum * (var.detach() * (entries / (entries - 1)) - running_var))
-    return _scaled(values, mean[None], var[None], weight, bias, eps).to(x.dtype)
+    return _scaled(x, mean[None], var[None], weight, bias, eps).to(input.dtype)
 
 
 def _scaled(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -233,8 +229,8 @@ def _pixels(v: Tensor, x: Tensor) -> Tensor:
 
 
 def _cross_entropy(
-    x: Tensor,
-    y: Tensor,
+    input: Tensor,
+    target: Tensor,
     weight: Tensor | None = None,
     size_average: Any = None,
     ignore_index: int = -100,
@@ -243,11 +239,13 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """`F.cross_entropy`. The gradient of a gathered class would be scattered, for which deterministic kernels sort."""
-    if y.is_floating_point() or x.ndim < 2 or any((weight is not None, size_average, reduce, label_smoothing)):
-        return F.cross_entropy(x, y, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    classes = torch.arange(x.shape[1], device=x.device).reshape(-1, *[1] * (x.ndim - 2))
-    loss = -(x.log_softmax(1).where(classes == y.unsqueeze(1), 0)).sum(1)
-    counted = y != ignore_index
+    deprecated = size_average is not None or reduce is not None
+    if target.is_floating_point() or input.ndim < 2 or weight is not None or deprecated or label_smoothing:
+        rest = weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        return F.cross_entropy(input, target, *rest)
+    classes = torch.arange(input.shape[1], device=input.device).reshape(-1, *[1] * (input.ndim - 2))
+    loss = -input.log_softmax(1).where(classes == target.unsqueeze(1), 0).sum(1)
+    counted = target != ignore_index
     loss = loss.where(counted, 0)
     if reduction == "none":
         return loss
