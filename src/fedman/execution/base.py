@@ -56,7 +56,6 @@ class Execution(ABC):
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         check_model(model)
-        self.parts = model, task, penalty, precision
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
         self._initial_buffers = flatten_buffers(model)
@@ -68,6 +67,11 @@ class Execution(ABC):
         self._special: bool | None = None  # whether training needs a `TrainingPass`, known after the first one
         self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
         self.scored: list[str] = []  # names of the task's scores, known after the first evaluation
+
+    @property
+    def parts(self) -> tuple[nn.Module, Task, Penalty, str]:
+        """What an execution is made of."""
+        return self.model, self.task, self.penalty, self.precision
 
     def copy(self) -> Execution:
         """The same model with hooks and buffers of its own, for use in another thread."""

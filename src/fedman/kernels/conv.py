@@ -193,7 +193,7 @@ def _power_of_2(size: int) -> int:
 
 
 def _conv_options(channels: int, out: int, pixels: int, precision: str) -> Launch:
-    """The fastest tiles of a grid on an H200, for the layers of a ResNet-18 and of the paper's CNN."""
+    """Tiles chosen on an H200 for the layers of a ResNet-18 and of the paper's CNN."""
     block = _block(channels, 64 if precision == "bf16" else 32)
     if precision != "bf16":
         return {"BM": 128, "BC": block, "BO": _block(out, 64), "num_warps": 8, "num_stages": 3}
