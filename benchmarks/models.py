@@ -2,6 +2,7 @@
 
     python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--epochs 5]
     python benchmarks/models.py --bits [MODEL ...]
+    python benchmarks/models.py --kernels [MODEL ...]
 
 - plain: a loop over clients in plain PyTorch, as other simulators have: load, forward, backward, clip, SGD;
 - fedman: a round of ten clients and five epochs, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;
@@ -11,13 +12,14 @@
 - fastest: central training with the fastest kernels (`cudnn.benchmark`), whatever fedman uses.
 
 All are played in turns. Batches are of 50 images, the images random bytes. `--bits` plays three rounds twice, alone and
-two runs stacked, and says whether the weights are the same to the bit.
+two runs stacked, and says whether the weights are the same to the bit. `--kernels` says what the GPU's time goes into.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -252,6 +254,43 @@ def repeat(name: str, device: str, precision: str, samples: int, epochs: int) ->
     print(f"{name:<12}{', '.join(words)}, {made.execution}", flush=True)
 
 
+KINDS = {
+    "update, clip, packed weights": r"^_(update|squares|pack)|multi_tensor|foreach",
+    "weight gradients": r"weight_gradient|wgrad",
+    "convolutions": r"^_conv|fprop|dgrad|convol",
+    "attention": r"sdpa|flash|fusion::",
+    "matrix products": r"nvjet|gemm|splitK",
+    "norms, activations, sums": r"triton|reduce_kernel|elementwise",
+}
+"""Kernels by their names; the first that fits counts."""
+
+
+def profile(name: str, device: str, precision: str, samples: int, epochs: int) -> None:
+    """The GPU's time for a client's epoch by kinds of kernels, and their launches: fedman's and central training's."""
+    torch.manual_seed(0)
+    federated = Federated(make(name), device, precision, samples, epochs)
+    alike = central(make(name), device, precision, samples, torch.are_deterministic_algorithms_enabled())
+    steps = -(-samples // BATCH) * epochs
+    for title, call, share in (
+        ("fedman", federated.play, CLIENTS * epochs),
+        ("central", repeated(alike, steps), steps),
+    ):
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            call()
+            torch.cuda.synchronize()
+        found: dict[str, list[float]] = {}
+        for event in seen.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                kind = next((k for k, pattern in KINDS.items() if re.search(pattern, event.name)), "others")
+                found.setdefault(kind, []).append(event.device_time)
+        total, launches = sum(map(sum, found.values())), sum(map(len, found.values()))
+        print(f"{name}, {title}: {1e-3 * total / share:.2f} ms, {launches / steps:.0f} launches a step")
+        for kind, times in sorted(found.items(), key=lambda item: -sum(item[1])):
+            print(f"  {1e-3 * sum(times) / share:6.2f} ms{len(times) / steps:6.0f}  {kind}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
@@ -261,19 +300,22 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of a round")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bits", action="store_true", help="compare the bits of two runs")
+    parser.add_argument("--kernels", action="store_true", help="what the GPU's time goes into")
     parser.add_argument("--fastest", action="store_true", help="deterministic=false")
     options = parser.parse_args()
     device = pick_device(options.device)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     with matmul_precision(precision), determinism(not options.fastest, device):
         print(f"{device_name(torch.device(device))}, {precision}, torch {torch.__version__}, {options.samples} images")
-        if not options.bits:
+        if not options.bits and not options.kernels:
             columns = (("plain", 9), ("ζ=0", 9), ("ζ=0.15", 9), ("MAN", 7), ("SAM", 7), ("central", 9), ("ratio", 8),
                        ("fastest", 9), ("ratio", 8), ("of plain", 9))  # fmt: skip
             print(f"{'ms':<12}{''.join(f'{title:>{width}}' for title, width in columns)}  ready  execution", flush=True)
         for name in options.models:
             if options.bits:
                 repeat(name, device, precision, options.samples, options.epochs)
+            elif options.kernels:
+                profile(name, device, precision, options.samples, options.epochs)
             else:
                 measure(name, device, precision, options.samples, options.epochs, options.repeats)
 

@@ -3,11 +3,19 @@
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import fedman.backends.in_process
+from fedman.config import resolve
+from fedman.data import Dataset
 from fedman.errors import UserError
+from fedman.models import build as build_model
+from fedman.runs.build import build
+from fedman.training.aggregate import collect
+from fedman.training.federation import Assignment
+from fedman.training.round import Round
 from tests.cases import CASES
 from tests.federations import COHORTS, TRAINING, Loop, network, play, simulation, together
 
@@ -108,3 +116,42 @@ def test_stacked_runs_are_taken_apart(room):
     assert tried == [9, 3, 3, 3]
     for state, server in zip(states, want, strict=True):
         torch.testing.assert_close(state.server, server, rtol=1e-11, atol=1e-12)
+
+
+def resnet_rounds(rounds):
+    """Ten clients with a ResNet-18, as in a long run; the server's model after some rounds, and the execution."""
+    rng, clients, samples = np.random.default_rng(0), 10, 100
+    x, y = rng.integers(0, 256, (clients * samples, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, clients * samples)
+    data = Dataset("cifar10", x, y, x[:50], y[:50], 10, (0.5,) * 3, (0.25,) * 3, True)
+    keys = {"dataset": "cifar10", "clients": clients, "participation": 1.0, "epochs": 1, "rounds": 10000}
+    config = resolve({**keys, "algorithm": "feddc", "lr": 0.01, "precision": "tf32"})
+    parts = [np.arange(samples) + samples * k for k in range(clients)]
+    torch.manual_seed(0)
+    model = build_model("resnet18_gn", (3, 32, 32), 10)
+    built = build([config], data, "cuda", model=model, parts=parts, whole_run=True)
+    federation = built.federations[0]
+    state = federation.start()
+    for t in range(rounds):
+        now = [Assignment(federation, state, Round(t, list(range(clients)), 0.01))]
+        list(collect(now, built.in_process.train(now, [])))
+    return state.server["w"].cpu(), built
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_resnet_on_a_gpu_with_too_little_memory():
+    """Compiled blocks of ten clients do not fit: blocks of five do, and the rounds go on to the same result."""
+    want, built = resnet_rounds(2)
+    assert built.executor.execution.title == "compiled vmap"
+    start = torch.cat([p.flatten() for p in built.executor.execution.model.parameters()]).cpu()
+    del built
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.75 * peak / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.warns(UserWarning, match="10 clients at once do not fit into memory; going on with 5"):
+            found, built = resnet_rounds(2)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert built.in_process.chunk <= 5
+    assert (found - want).norm() < 0.02 * (want - start).norm()

@@ -31,6 +31,10 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
 
     graph = trace(function, example)
     settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
+    if any(
+        v.is_cuda for v in example
+    ):  # of ten models' many small kernels those that do not wait for each other are one
+        settings["combo_kernels"] = True
     if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
         settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
     fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing

@@ -116,6 +116,16 @@ def _penalty(name: str, *zetas: float) -> Grid:
 
 
 _SWEEPS |= {
+    "residual": (
+        _grid(
+            "cifar100",
+            ("fedavg", "feddc"),
+            (0, ZETA["cifar100"]),
+            model=("resnet18_gn",),
+            eval_every=("5",),
+            eval_others_every=("100",),
+        ),
+    ),
     "field-tune": tuple(
         Grid(
             Preset({**PRESETS["cifar100-dir0.3"].keys, "eval_every": 25, "eval_others_every": 500}),
