@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,7 +184,7 @@ def _group_norm(
     if input.ndim < 2 or input.shape[1] % num_groups:
         return F.group_norm(input, num_groups, weight, bias, eps)  # which says what is wrong
     x = input.float() if torch.is_autocast_enabled(input.device.type) else input
-    var, mean = torch.var_mean(x.reshape(len(x), num_groups, -1), 2, correction=0)
+    var, mean = _Moments.apply(x.unflatten(1, (num_groups, -1)), tuple(range(2, x.ndim + 1)))
     var, mean = (v.repeat_interleave(x.shape[1] // num_groups, 1) for v in (var, mean))
     return _scaled(x, mean, var, weight, bias, eps)
 
@@ -203,12 +204,42 @@ def _batch_norm(
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     x = input.to(torch.promote_types(input.dtype, torch.float32))
-    var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+    var, mean = _Moments.apply(x, (0, *range(2, x.ndim)))
     if running_mean is not None and running_var is not None:
         entries = x.shape[0] * x.shape[2:].numel()
         running_mean.add_(momentum * (mean.detach() - running_mean))
         running_var.add_(momentum * (var.detach() * (entries / (entries - 1)) - running_var))
     return _scaled(x, mean[None], var[None], weight, bias, eps).to(input.dtype)
+
+
+class _Moments(torch.autograd.Function):
+    """Variance and mean over some dimensions. PyTorch's own backward pass reads x once more, to compute the mean again.
+
+    ∂var/∂x = 2 (x − mean) / n, ∂mean/∂x = 1 / n.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        return torch.var_mean(x, dims, correction=0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.dims = inputs
+        ctx.save_for_backward(x, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dvar: Tensor, dmean: Tensor) -> tuple[Tensor, None]:
+        x, mean = ctx.saved_tensors
+
+        def over(v: Tensor) -> Tensor:  # with dimensions of one entry for those that are summed
+            for dim in sorted(ctx.dims):
+                v = v.unsqueeze(dim)
+            return v
+
+        n = math.prod(x.shape[dim] for dim in ctx.dims)
+        return (x - over(mean)) * over(dvar * (2 / n)) + over(dmean / n), None
 
 
 def _scaled(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor
 from fedman.kernels import conv
 from fedman.kernels.stage import STORAGE, Stage
 
+ANY_LAYOUT = [torch.Tag.flexible_layout]
+"""Of operations that take a tensor as it was written: the compiler would otherwise write a copy for each of them."""
+
 
 class StackedConv(torch.autograd.Function):
     """(x [S, B, C, H, W], w [S, O, C, k, k], stride, padding, precision of the products) ↦ z [S, B, O, OH, OW].
@@ -48,13 +51,13 @@ def pack(w: Tensor, precision: str) -> Tensor:
     return conv.pack(rows, Stage(1, 1, w.shape[2], w.shape[1], w.shape[3], 0), precision)
 
 
-@torch.library.custom_op("fedman::conv_forward", mutates_args=())
+@torch.library.custom_op("fedman::conv_forward", mutates_args=(), tags=ANY_LAYOUT)
 def forward(x: Tensor, packed: Tensor, kernel: int, stride: int, padding: int, precision: str) -> Tensor:
     """z [S, B, OH, OW, O] of x [S, B, H, W, C]."""
     return conv.forward(_stage(x, packed.shape[1], kernel, stride, padding), x, packed, None, precision)
 
 
-@torch.library.custom_op("fedman::conv_input_gradient", mutates_args=())
+@torch.library.custom_op("fedman::conv_input_gradient", mutates_args=(), tags=ANY_LAYOUT)
 def input_gradient(
     dz: Tensor, packed: Tensor, size: list[int], kernel: int, stride: int, padding: int, precision: str
 ) -> Tensor:
@@ -64,7 +67,7 @@ def input_gradient(
     return conv.input_gradient(stage, dz, packed, precision)
 
 
-@torch.library.custom_op("fedman::conv_weight_gradient", mutates_args=())
+@torch.library.custom_op("fedman::conv_weight_gradient", mutates_args=(), tags=ANY_LAYOUT)
 def weight_gradient(x: Tensor, dz: Tensor, kernel: int, stride: int, padding: int, precision: str) -> Tensor:
     """Partial sums [S, parts, O, k·k·C] of dF/dw, in float32."""
     return conv.weight_gradient(_stage(x, dz.shape[-1], kernel, stride, padding), x, dz, precision)
@@ -72,7 +75,7 @@ def weight_gradient(x: Tensor, dz: Tensor, kernel: int, stride: int, padding: in
 
 @pack.register_fake
 def _(w: Tensor, precision: str) -> Tensor:
-    return w.new_empty(*w.shape[:2], w[0, 0].numel(), dtype=STORAGE[precision])
+    return w.new_empty(*w.shape[:2], w.shape[2:].numel(), dtype=STORAGE[precision])
 
 
 @forward.register_fake

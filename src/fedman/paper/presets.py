@@ -117,13 +117,16 @@ def _penalty(name: str, *zetas: float) -> Grid:
 
 _SWEEPS |= {
     "residual": (
-        _grid(
-            "cifar100",
-            ("fedavg", "feddc"),
-            (0, ZETA["cifar100"]),
-            model=("resnet18_gn",),
-            eval_every=("5",),
-            eval_others_every=("100",),
+        Grid(
+            Preset(
+                {
+                    **PRESETS["cifar100-dir0.3"].keys,
+                    "model": "resnet18_gn",
+                    "eval_every": 10,
+                    "eval_others_every": 500,
+                }
+            ),
+            {"algorithm": ("fedavg", "feddc"), "zeta": ("0", f"{ZETA['cifar100']:g}")},
         ),
     ),
     "field-tune": tuple(
