@@ -7,6 +7,7 @@ from torch import nn
 
 from fedman.execution import stackable
 from fedman.execution.base import Batch
+from fedman.execution.branches import Stack
 from fedman.execution.compiled import trace
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.vmapped import Vmapped
@@ -107,6 +108,33 @@ def test_the_compiler_sees_one_operation_for_all_models(device):
     assert called.count("fedman.conv_input_gradient.default") == 4 - 1  # not of the images
     for a, b in zip(graph(W, batch.x, batch.y), stacked.gradient(W, batch, 0.0), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_layout_the_kernels_cannot_read(device):
+    x, packed = torch.randn(2, 3, 8, 8, 4, device=device), torch.randn(2, 4, 36, device=device)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        torch.ops.fedman.conv_forward(x.transpose(2, 3), packed, 3, 1, 1, "fp32")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("norm", [group_norm, nn.BatchNorm2d])
+def test_compiled_blocks_are_the_plain_module(norm, monkeypatch):
+    """At sizes and in layouts of a ResNet-18: two blocks of its first stage and one of its second."""
+    monkeypatch.setattr(Stack, "sizes", (2, 1))
+    stem = nn.Conv2d(3, 64, 3, padding=1, bias=False), norm(64), nn.ReLU()
+    blocks = (Residual(c, o, stride, norm) for c, o, stride in ((64, 64, 1), (64, 64, 1), (64, 128, 2)))
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+    w = flatten(model)
+    W = (w + 0.1 * w.std() * torch.randn(3, len(w))).cuda()
+    x, y = torch.randn(3, 10, 3, 16, 16, device="cuda"), torch.randint(0, CLASSES, (3, 10), device="cuda")
+    batch = Batch(x, y, buffers=flatten_buffers(model).repeat(3, 1).cuda())
+    stacked = Stack(model, Classification(), MAN(), "fp32", compiled=True)
+    found = stacked.gradient(W, batch, 0.2)
+    assert stacked.title == "compiled vmap"
+    exact = batch._replace(x=x.double(), buffers=batch.buffers.double())
+    expected = OneByOne(model.double(), Classification(), MAN(), "fp64").gradient(W.double(), exact, 0.2)
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < 1e-4
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

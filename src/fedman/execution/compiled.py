@@ -30,6 +30,7 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     graph = trace(function, example)
+    _share_operands()
     settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
     if any(
         v.is_cuda for v in example
@@ -60,6 +61,22 @@ def trace(function: Function, example: Sequence[Tensor]) -> torch.fx.GraphModule
 def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
     """Whether numbers beyond 32 bits occur, as in the hash behind dropout: inductor takes indices to be smaller."""
     return any(isinstance(v, int) and abs(v) >= 2**31 for node in graph.graph.nodes for v in node.args)
+
+
+def _share_operands() -> None:
+    """Our convolutions read the same contiguous tensors: inductor would write a copy of a tensor for each of them."""
+    from torch._inductor import ir, lowering
+
+    def shared(node: Any, *args: Any, **kwargs: Any) -> Any:
+        for v in args:
+            if isinstance(v, ir.TensorBox):
+                v.realize()
+        return tuple(ir.ExternKernel.require_contiguous(v) if isinstance(v, ir.TensorBox) else v for v in args), kwargs
+
+    for name in ("conv_forward", "conv_input_gradient", "conv_weight_gradient"):
+        operation = getattr(torch.ops.fedman, name, None)
+        if operation is not None and operation.default not in lowering.lowerings:
+            lowering.make_fallback(operation.default, layout_constraint=shared)
 
 
 @contextmanager

@@ -14,9 +14,6 @@ from torch import Tensor
 from fedman.kernels import conv
 from fedman.kernels.stage import STORAGE, Stage
 
-ANY_LAYOUT = [torch.Tag.flexible_layout]
-"""Of operations that take a tensor as it was written: the compiler would otherwise write a copy for each of them."""
-
 
 class StackedConv(torch.autograd.Function):
     """(x [S, B, C, H, W], w [S, O, C, k, k], stride, padding, precision of the products) ↦ z [S, B, O, OH, OW].
@@ -51,25 +48,28 @@ def pack(w: Tensor, precision: str) -> Tensor:
     return conv.pack(rows, Stage(1, 1, w.shape[2], w.shape[1], w.shape[3], 0), precision)
 
 
-@torch.library.custom_op("fedman::conv_forward", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("fedman::conv_forward", mutates_args=())
 def forward(x: Tensor, packed: Tensor, kernel: int, stride: int, padding: int, precision: str) -> Tensor:
     """z [S, B, OH, OW, O] of x [S, B, H, W, C]."""
+    _check_contiguous(x)
     return conv.forward(_stage(x, packed.shape[1], kernel, stride, padding), x, packed, None, precision)
 
 
-@torch.library.custom_op("fedman::conv_input_gradient", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("fedman::conv_input_gradient", mutates_args=())
 def input_gradient(
     dz: Tensor, packed: Tensor, size: list[int], kernel: int, stride: int, padding: int, precision: str
 ) -> Tensor:
     """dF/dx [S, B, *size, C]."""
+    _check_contiguous(dz)
     height, width = size
     stage = Stage(height, width, packed.shape[2] // kernel**2, packed.shape[1], kernel, padding, stride=stride)
     return conv.input_gradient(stage, dz, packed, precision)
 
 
-@torch.library.custom_op("fedman::conv_weight_gradient", mutates_args=(), tags=ANY_LAYOUT)
+@torch.library.custom_op("fedman::conv_weight_gradient", mutates_args=())
 def weight_gradient(x: Tensor, dz: Tensor, kernel: int, stride: int, padding: int, precision: str) -> Tensor:
     """Partial sums [S, parts, O, k·k·C] of dF/dw, in float32."""
+    _check_contiguous(x, dz)
     return conv.weight_gradient(_stage(x, dz.shape[-1], kernel, stride, padding), x, dz, precision)
 
 
@@ -94,6 +94,12 @@ def _(x: Tensor, dz: Tensor, kernel: int, stride: int, padding: int, precision: 
     stage = _stage(x, dz.shape[-1], kernel, stride, padding)
     parts = conv.weight_parts(stage, len(x), x.shape[1], precision)
     return x.new_empty(len(x), parts, stage.out, stage.depth, dtype=torch.float32)
+
+
+def _check_contiguous(*tensors: Tensor) -> None:
+    """The kernels know sizes and no strides, and a compiler may choose a layout."""
+    if not all(v.is_contiguous() for v in tensors):
+        raise ValueError("a convolution's tensors must be contiguous")
 
 
 def _stage(x: Tensor, out: int, kernel: int, stride: int, padding: int) -> Stage:
