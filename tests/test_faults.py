@@ -15,8 +15,12 @@ from faults import determinism, disk, kill, runs, settings, supply
 from faults.mutants import mutants
 from faults.tally import Row, Tally
 
+LONG = ("kill", "mutation", "disk")
 
-@pytest.mark.parametrize("name", harness.SECTIONS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in harness.SECTIONS]
+)
 def test_a_slice_of_every_section(name):
     rows = harness.section(name, small=True)
     assert [f"{row.what}: {failure}" for row in rows for failure in row.failures] == []

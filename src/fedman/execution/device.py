@@ -86,14 +86,13 @@ def determinism(enabled: bool, device: str) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     conv = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
-    before = conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory
-    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(enabled, warn_only=True)
+    before, mode = (conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory), torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn" if enabled else "default")
     conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = enabled, not enabled, False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+        torch.set_deterministic_debug_mode(mode)
         conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = before
 
 
@@ -103,12 +102,12 @@ def strictly_deterministic(enabled: bool) -> Iterator[None]:
     if not (enabled and torch.are_deterministic_algorithms_enabled()):
         yield
         return
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
 
 
 @contextmanager
