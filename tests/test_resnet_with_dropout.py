@@ -36,7 +36,15 @@ def words(tmp_path_factory):
     x, y = rng.normal(size=(120, 3, 8, 8)).astype(np.float32), rng.integers(0, 3, 120)
     x[17] = 1e30
     np.savez(folder / "images.npz", x=x[:100], y=y[:100], x_test=x[100:], y_test=y[100:])
-    sizes = ["clients=6", "participation=0.5", "epochs=1", "batch_size=10", "rounds=8", "checkpoint_seconds=0"]
+    sizes = [
+        "clients=6",
+        "participation=0.5",
+        "cohort=fixed",
+        "epochs=1",
+        "batch_size=10",
+        "rounds=8",
+        "checkpoint_seconds=0",
+    ]
     return [f"dataset=npz:{folder}/images.npz", f"model={__name__}:deep", *sizes]
 
 
