@@ -86,7 +86,8 @@ def determinism(enabled: bool, device: str) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     conv = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
-    before, mode = (conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory), torch.get_deterministic_debug_mode()
+    mode = torch.get_deterministic_debug_mode()
+    before = conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("warn" if enabled else "default")
     conv.deterministic, conv.benchmark, memory.fill_uninitialized_memory = enabled, not enabled, False
     try:
