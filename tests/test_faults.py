@@ -15,7 +15,7 @@ from faults import determinism, disk, kill, runs, settings, supply
 from faults.mutants import mutants
 from faults.tally import Row, Tally
 
-LONG = ("kill", "mutation", "disk")
+LONG = ("kill", "mutation", "disk", "many", "numerics", "symlinks")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
 from tests.flower.deployment import Deployment
 
-pytestmark = pytest.mark.xdist_group("deployment")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 SETTINGS = "dataset=digits clients=4 participation=0.6 unbalanced=0.5 rounds=3 epochs=1 zeta=0.1 chunk=1"
 TIME_LIMIT = 500
 NAMES = list({exchange(kind()): name for name, kind in reversed(list(ALGORITHMS.items()))}.values())

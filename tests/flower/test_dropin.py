@@ -93,6 +93,7 @@ def test_man_lowers_the_activations_of_the_example():
     assert last[0] < last[1]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("deployment")
 def test_the_example_runs_as_it_is(tmp_path):
     with Deployment(tmp_path, warm=True) as federation:

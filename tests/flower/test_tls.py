@@ -44,6 +44,7 @@ def test_the_certificate_is_valid_for_its_names_and_private_keys_are_private(tmp
     assert private == {"ca.key", "server.key", "north", "south"}
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("deployment")
 def test_only_registered_keys_get_in(tmp_path):
     keys = make_keys(tmp_path)

@@ -185,7 +185,9 @@ def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
 
 
 @pytest.mark.xdist_group("kill")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
     out = tmp_path / "killed"
     process = start(out, *WORDS)
