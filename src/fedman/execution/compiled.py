@@ -32,10 +32,8 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
     graph = trace(function, example)
     _share_operands()
     settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
-    if any(
-        v.is_cuda for v in example
-    ):  # of ten models' many small kernels those that do not wait for each other are one
-        settings["combo_kernels"] = True
+    if any(v.is_cuda for v in example):
+        settings["combo_kernels"] = True  # small kernels that do not wait for each other are one
     if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
         settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
     fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing
