@@ -80,6 +80,15 @@ def test_damage_is_named_when_a_row_is_read(file):
         file.read("last", [3, 8])
 
 
+def test_a_file_that_ends_too_early_is_damage_whatever_the_memory_held(file, monkeypatch):
+    """What lies behind its end is not read, and the memory may still hold a row that was right."""
+    file.write([3, 8], rows([3, 8], 0))
+    os.truncate(file.path, 2 * LENGTH - 1)
+    monkeypatch.setattr(torch, "empty", lambda count, *_, **__: rows([8], 0)["memory.h"].expand(count, -1).clone())
+    with pytest.raises(Damaged, match=r"damaged where the row of client 8 is; the file ends before it does"):
+        file.read("memory.h", [8])
+
+
 @pytest.mark.parametrize("clients", [[], [1, 2, 3]])
 def test_other_numbers_of_clients_are_damage(file, clients):
     file.write([1, 2], rows([1, 2], 0))

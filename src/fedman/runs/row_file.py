@@ -188,9 +188,10 @@ class RowFile:
 
         def get(i: int) -> None:
             place, own = places[clients[i]], memoryview(content[i])
-            _read(file, own, place.record * self.length + vector.offset)
-            if hashlib.sha256(own).digest() != place.hashes[at : at + HASH]:
-                raise Damaged(f"{self.path}: damaged where the row of client {clients[i]} is; its hash differs")
+            whole = _read(file, own, place.record * self.length + vector.offset)
+            if not whole or hashlib.sha256(own).digest() != place.hashes[at : at + HASH]:
+                why = "its hash differs" if whole else "the file ends before it does"
+                raise Damaged(f"{self.path}: damaged where the row of client {clients[i]} is; {why}")
 
         try:
             _in_threads(get, len(clients))
@@ -209,10 +210,11 @@ def _write(file: int, content: memoryview, offset: int) -> None:
         content, offset = content[done:], offset + done
 
 
-def _read(file: int, into: memoryview, offset: int) -> None:
-    """Fill a buffer; what lies behind the end of the file is left as it was, and the hash will differ."""
+def _read(file: int, into: memoryview, offset: int) -> bool:
+    """Fill a buffer; False if the file ends before, which a hash need not show: the memory may hold what was there."""
     while into and (done := os.preadv(file, [into], offset)):
         into, offset = into[done:], offset + done
+    return not into
 
 
 def _in_threads(function: Callable[[int], Value], count: int) -> list[Value]:
