@@ -31,11 +31,13 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
 
     graph = trace(function, example)
     _share_operands()
-    settings = {"constant_and_index_propagation": not _has_large_numbers(graph)}
+    settings: dict[str, Any] = {"constant_and_index_propagation": not _has_large_numbers(graph)}
     if any(v.is_cuda for v in example):
-        settings["combo_kernels"] = True  # small kernels that do not wait for each other are one
-    if hasattr(config, "deterministic"):  # kernels by rule and not by stopwatch
-        settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        settings["combo_kernels"] = settings["combo_kernels_pointwise_only"] = True  # many small casts in one launch
+        settings["realize_reads_threshold"] = 5  # norms are computed again in the backward pass, not stored
+    if torch.are_deterministic_algorithms_enabled():
+        settings["deterministic"] = True  # sums are ordered by rule and not by stopwatch
+        settings["emulate_precision_casts"] = True  # no fused multiply-adds, which depend on tiles chosen by stopwatch
     fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing
     with config.patch(settings), _channels_last_convolutions(), tracing(TracingContext(fake)), torch.no_grad():
         compiled: Any = compile_fx(graph, list(example))
