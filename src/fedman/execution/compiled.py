@@ -37,7 +37,7 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
         settings["realize_reads_threshold"] = 5  # norms are computed again in the backward pass, not stored
     if torch.are_deterministic_algorithms_enabled():
         settings["deterministic"] = True  # sums are ordered by rule and not by stopwatch
-        settings["emulate_precision_casts"] = True  # no fused multiply-adds, which depend on tiles chosen by stopwatch
+        settings |= _without_fused_multiply_adds()
     fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # without one inductor keeps nothing
     with config.patch(settings), _channels_last_convolutions(), tracing(TracingContext(fake)), torch.no_grad():
         compiled: Any = compile_fx(graph, list(example))
@@ -61,6 +61,26 @@ def trace(function: Function, example: Sequence[Tensor]) -> torch.fx.GraphModule
 def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
     """Whether numbers beyond 32 bits occur, as in the hash behind dropout: inductor takes indices to be smaller."""
     return any(isinstance(v, int) and abs(v) >= 2**31 for node in graph.graph.nodes for v in node.args)
+
+
+def _without_fused_multiply_adds() -> dict[str, Any]:
+    """Settings with which a pointwise kernel has the same bits whatever its tiles.
+
+    Inductor chooses tiles by stopwatch, and with them what the entries of a thread have in common. On that depends
+    which products the compiler fuses with a sum, without rounding between. `emulate_precision_casts` forbids it. It
+    also rounds to bf16 between operations in bf16, which is not wanted here (Triton 3.6 fails at some of these casts).
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class KeepFloat32(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for node in graph.nodes:
+                node.meta.pop("low_precision_pointwise_barrier", None)
+
+        def uuid(self) -> str:
+            return "fedman: float32 between operations in bf16"
+
+    return {"emulate_precision_casts": True, "post_grad_custom_pre_pass": KeepFloat32()}
 
 
 def _share_operands() -> None:
