@@ -6,12 +6,14 @@ import re
 import resource
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from fedman.algorithms import ALGORITHMS
+from fedman.cli import commands
 from fedman.cli.commands import main
 from fedman.runs import experiment
 from tests.cli.command_line import main_ok, refused
@@ -237,6 +239,14 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsy
     assert "here: holds a run already; add --resume" in refused(capsys, words)
     assert "holds a run of another configuration; lr differ" in refused(capsys, [*words, "lr=0.05", "--resume"])
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
+
+
+def test_torch_is_imported_before_a_refused_command_ends(workplace, capsys, monkeypatch):
+    """Else its import would meet an interpreter that shuts down, and print a traceback."""
+    imported = []
+    monkeypatch.setattr(commands, "load_torch", lambda device: (time.sleep(0.3), imported.append(device)))
+    assert "nothing found in data_dir nowhere" in refused(capsys, ["run", "dataset=cifar10", "data_dir=nowhere"])
+    assert imported == ["auto"]
 
 
 def test_a_folder_that_cannot_be_written(workplace, tmp_path, capsys):

@@ -100,9 +100,13 @@ def run(
     from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load
 
-    threading.Thread(target=load_torch, args=[device]).start()
-    with work_progress() as reading:
-        samples = load(*settings.source, reading)
+    meanwhile = threading.Thread(target=load_torch, args=[device])
+    meanwhile.start()
+    try:
+        with work_progress() as reading:
+            samples = load(*settings.source, reading)
+    finally:
+        meanwhile.join()  # torch cannot be imported while Python ends
 
     from fedman.runs import experiment
 
