@@ -1,10 +1,17 @@
 """Tests share one core each (the suite runs on all cores at once), and each begins with the same random numbers."""
 
+import os
+import shutil
 import signal
+from pathlib import Path
 
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**31:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # tests wait for every sync of a file, not for a disk
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children would ignore the signals that tests send them
 
 

@@ -35,7 +35,7 @@ SMALL = {"model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epoch
 """A run of the embedded digits that takes no time, as keys of a configuration."""
 
 TASK, PENALTY, OPTIMIZER = Classification(), MAN(), SGD()
-TRAINING = Training(zeta=0.7, lr=0.3, lr_decay=0.9, weight_decay=0.01, clip=0.5, epochs=2, batch_size=6, seed=3)
+TRAINING = Training(zeta=0.7, lr=0.3, lr_decay=0.9, weight_decay=0.01, clip=0.5, epochs=2, batch_size=10, seed=3)
 
 
 def samples(sizes=SIZES, classes=4, features=5, seed=0) -> Samples:

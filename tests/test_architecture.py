@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,16 @@ def test_the_page_names_what_exists_on_flower(name):
     assert resolved(name)
 
 
+@cache
+def classes() -> set[str]:
+    """The names of the package's classes."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in modules().values())
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
 @pytest.mark.parametrize("word", sorted(set(re.findall(r"`([A-Z]\w+)(?:\.\w+)?(?:\(.*?\))?`", PAGE))))
 def test_the_page_names_classes_that_exist(word):
-    defined = {
-        node.name
-        for path in modules().values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    }
-    assert word in defined | {"MAN"}
+    assert word in classes() | {"MAN"}
 
 
 def hops(title: str) -> list[str]:

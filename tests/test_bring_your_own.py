@@ -154,6 +154,7 @@ def test_runs_that_share_a_chunk(tmp_path, monkeypatch):
             torch.testing.assert_close(stacked["all"][name], w, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """kill -9 in the middle of a run; `--resume` finds the parts by their names."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(fedman.__file__).parents[1]), *sys.path])}

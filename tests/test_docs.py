@@ -13,10 +13,13 @@ from docs import first_hour
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+REGULARISER, FEDERATION = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=["regulariser", "federation"])
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(REGULARISER, id="regulariser"), pytest.param(FEDERATION, id="federation", marks=pytest.mark.slow)],
+)
 def test_readme_python(code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -63,6 +66,7 @@ def own_algorithm(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_algorithm_of_the_page_runs_by_the_printed_command(own_algorithm):
     """In a process of its own, from the folder of the file, which is nowhere on the path."""
     (command,) = re.findall(r"```sh\nfedman (.*?)\n```", ALGORITHMS_PAGE)

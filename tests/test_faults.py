@@ -15,7 +15,9 @@ from faults import determinism, disk, kill, runs, settings, supply
 from faults.mutants import mutants
 from faults.tally import Row, Tally
 
-LONG = ("kill", "mutation", "disk", "many", "numerics", "symlinks")
+LONG = (
+    "determinism", "disk", "files", "finished", "kill", "many", "mutation", "numerics", "orphans", "supply", "symlinks",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

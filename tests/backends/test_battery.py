@@ -15,17 +15,16 @@ from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
 from fedman.training.client_rows import ClientRows
 from tests.cases import CASES
-from tests.federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
+from tests.federations import COHORTS, TRAINING, batches, network, play, samples, simulation, together
 from tests.reference import federate
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-EVERYONE = [list(range(len(SIZES)))] * 3
 
 
 def expected(name, hyper, data, cohorts, training=TRAINING):
     """The models, the tables of clients and the server's vectors after these rounds."""
     return federate(
-        name, hyper, flatten(network()).numpy(), SIZES, cohorts, batches(data, training),
+        name, hyper, flatten(network()).numpy(), data.sizes(range(len(data.parts))), cohorts, batches(data, training),
         zeta=training.zeta, lr=training.lr, lr_decay=training.lr_decay, decay=training.weight_decay, C=training.clip,
     )  # fmt: skip
 
@@ -76,11 +75,12 @@ def test_a_run_on_flower(case, chunk, tmp_path, monkeypatch):
     from tests.flower.local_grid import serve_samples
 
     name, hyper = CASES[case]
-    data = samples()
+    data = samples([13, 7, 20])
     data = replace(data, x=data.x.float().double())  # files of numbers are float32
-    keys = {f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)} | {"rounds": len(EVERYONE), "chunk": chunk}
+    everyone = [[0, 1, 2]] * 3
+    keys = {f.name: getattr(TRAINING, f.name) for f in fields(TRAINING)} | {"rounds": len(everyone), "chunk": chunk}
     result = serve_samples(data, network, {"algorithm": name, **hyper, **keys}, tmp_path, monkeypatch)
-    want = expected(name, hyper, data, EVERYONE)
+    want = expected(name, hyper, data, everyone)
     for model, parameters in result.models.items():
         w = torch.cat([v.flatten() for v in parameters.values()])
         np.testing.assert_allclose(w.numpy(), want[model], err_msg=model, **CLOSE)

@@ -51,10 +51,10 @@ class Attention(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.layers, self.head = kind(24, 5, 2, batch_first=True), nn.Linear(5, CLASSES)
+        self.layers, self.head = kind(48, 5, 2, batch_first=True), nn.Linear(5, CLASSES)
 
     def forward(self, x):
-        return self.head(self.layers(x.reshape(len(x), 8, 24))[0][:, -1])
+        return self.head(self.layers(x.reshape(len(x), 4, 48))[0][:, -1])
 
 
 class Branching(nn.Module):

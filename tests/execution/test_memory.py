@@ -27,6 +27,7 @@ def taken(**environment):
 @pytest.mark.skipif(
     not SETTING.exists() or "[madvise]" not in SETTING.read_text(), reason="huge pages are not the program's choice"
 )
+@pytest.mark.slow
 def test_a_large_tensor():
     assert taken() < PAGES / 4
     assert taken(THP_MEM_ALLOC_ENABLE="0") > PAGES / 2

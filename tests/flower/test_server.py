@@ -23,7 +23,7 @@ from tests.flower.local_grid import LocalGrid
 
 KEYS = {
     "dataset": "digits", "clients": 5, "participation": 0.6, "unbalanced": 0.5, "rounds": 3, "epochs": 1,
-    "zeta": 0.1, "chunk": 1, "eval_others_every": 1,
+    "zeta": 0.1, "chunk": 1, "eval_others_every": 1, "batch_size": 150,
 }  # fmt: skip
 FAST = ServerOptions(round_timeout=0.2, wait=0.2, retries=1)
 

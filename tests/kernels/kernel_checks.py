@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 INTERPRETED = not torch.cuda.is_available()
+
+LATER = pytest.mark.slow if INTERPRETED else ()
+"""The mark of points that take the interpreter long, and a GPU no time."""
 
 PRECISIONS = ["fp32", "bf16"] if INTERPRETED else ["fp32", "bf16", "tf32"]  # interpreted, tf32 is fp32
 
@@ -17,6 +24,16 @@ TOLERANCE = {
 
 GRADIENT = {"fp32": 1e-5, "tf32": 6e-2, "bf16": 3e-1}
 """For a whole model's gradient: in a small model a rounding that flips one ReLU or one maximum is visible."""
+
+
+def with_precisions(cases: Sequence[tuple[Any, ...]], both: Collection[int]) -> list[Any]:
+    """Every case in every precision. The interpreter takes seconds for each, and bf16 differs from fp32 in tiles and in
+    type alone: `both` are the places of the cases that it plays in bf16 in the fast part of the tests too."""
+    return [
+        pytest.param(*case, precision, marks=LATER if precision == "bf16" and i not in both else ())
+        for i, case in enumerate(cases)
+        for precision in PRECISIONS
+    ]
 
 
 def relative(value: Tensor, reference: Tensor) -> float:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import threading
 from types import SimpleNamespace
@@ -65,6 +67,7 @@ assert len(compiled) == count  # launched as it was compiled
 """
 
 
+@pytest.mark.slow
 def test_all_are_compiled_and_loaded_and_none_is_launched(tmp_path):
     apart = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     script = tmp_path / "script.py"  # in a file: Triton reads the source

@@ -8,21 +8,21 @@ import torch
 from fedman.kernels import conv
 from fedman.kernels.stage import STORAGE, Stage
 from tests.kernels import kernel_reference as reference
-from tests.kernels.kernel_checks import PRECISIONS, TOLERANCE, relative
+from tests.kernels.kernel_checks import TOLERANCE, relative, with_precisions
 
 # clients, batch, stage: odd maps, batches that leave tiles partly empty, padding, several channel blocks, strides,
 # numbers of channels that leave blocks partly empty
 CASES = [
     (1, 1, Stage(6, 6, 16, 16, 5, 0)),
-    (3, 7, Stage(5, 6, 16, 32, 3, 0)),
-    (2, 50, Stage(3, 4, 32, 16, 3, 1)),
+    (2, 7, Stage(5, 6, 16, 32, 3, 0)),
+    (2, 12, Stage(3, 4, 32, 16, 3, 1)),
     (1, 2, Stage(3, 2, 128, 128, 1, 0)),
     (1, 1, Stage(4, 3, 16, 16, 3, 2)),
     (2, 3, Stage(6, 5, 16, 16, 3, 1, stride=2)),
     (1, 2, Stage(5, 7, 3, 20, 5, 2, stride=2)),
     (2, 2, Stage(4, 5, 16, 16, 1, 0, stride=2)),
     (1, 2, Stage(9, 8, 24, 70, 3, 1, stride=3)),
-    (1, 1, Stage(8, 8, 3, 5, 7, 3)),
+    (1, 1, Stage(5, 6, 3, 5, 7, 3)),
 ]
 
 
@@ -35,8 +35,7 @@ def problem(clients: int, batch: int, stage: Stage, device: torch.device, precis
     return x, rows, dz
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("clients", "batch", "stage"), CASES)
+@pytest.mark.parametrize(("clients", "batch", "stage", "precision"), with_precisions(CASES, both={2, 3, 5, 8}))
 def test_equals_reference(clients: int, batch: int, stage: Stage, precision: str, device: torch.device) -> None:
     x, rows, dz = problem(clients, batch, stage, device, precision)
     shape = torch.Size((clients, stage.out, stage.channels, stage.kernel, stage.kernel))

@@ -13,15 +13,22 @@ from fedman.kernels.convnet import StackedConvNet
 from fedman.models.convnet import ConvNet, cifar_cnn, small_cnn, tiny_cnn
 from fedman.penalties.man import mean_square, mean_square_and_variance
 from tests.kernels import kernel_reference as reference
-from tests.kernels.kernel_checks import GRADIENT, PRECISIONS, TOLERANCE, relative
+from tests.kernels.kernel_checks import GRADIENT, LATER, PRECISIONS, TOLERANCE, relative, with_precisions
 
 # clients, batch, image shape, classes, model: the paper's two forms in small, odd maps, one stage
+TINY = {"channels": (16, 16), "kernel": 3, "padding": 1, "groups": 2, "hidden": (20, 12)}
+CIFAR = {"channels": (16, 32), "kernel": 5, "hidden": (24, 20)}
 CASES = {
-    "cifar": (2, 2, (3, 16, 16), 10, {"channels": (16, 32), "kernel": 5, "hidden": (24, 20)}),
-    "tiny": (2, 2, (3, 8, 8), 7, {"channels": (16, 16), "kernel": 3, "padding": 1, "groups": 2, "hidden": (20, 12)}),
+    "cifar": (1, 2, (3, 16, 16), 10, CIFAR),
+    "cifar, two clients": (2, 2, (3, 16, 16), 10, CIFAR),
+    "tiny": (1, 2, (3, 8, 8), 7, TINY),
+    "tiny, two clients": (2, 2, (3, 8, 8), 7, TINY),
+    "tiny, batch 5": (2, 5, (3, 8, 8), 7, TINY),
+    "tiny, one stage": (2, 5, (3, 8, 8), 7, {**TINY, "channels": (16,), "groups": 0}),
     "odd": (1, 2, (1, 12, 13), 3, {"channels": (16, 16), "kernel": 3, "hidden": (8,)}),
     "one stage, batch 50": (1, 50, (1, 5, 5), 2, {"channels": (16,), "kernel": 3, "hidden": ()}),
     "small": (3, 3, (1, 6, 6), 2, {"channels": (16, 16), "kernel": 3, "padding": 1, "hidden": (5,)}),
+    "small, one stage": (3, 3, (1, 6, 6), 2, {"channels": (16,), "kernel": 3, "padding": 1, "hidden": (5,)}),
 }
 WEIGHTED = [("cifar", True), ("tiny", True), ("odd", False), ("one stage, batch 50", False)]
 
@@ -35,8 +42,17 @@ def problem(name: str, device: torch.device) -> tuple[ConvNet, tuple[int, int, i
     return model, shape, W, x, torch.randint(classes, (clients, batch), device=device)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("name", "weighted"), WEIGHTED)
+@pytest.mark.parametrize(
+    ("name", "weighted", "precision"),
+    [
+        *with_precisions(WEIGHTED, both={2, 3}),
+        *(
+            pytest.param(f"{name}, two clients", True, precision, marks=LATER)
+            for name in ("cifar", "tiny")
+            for precision in PRECISIONS
+        ),
+    ],
+)
 def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: torch.device) -> None:
     model, shape, W, x, y = problem(name, device)
     weight = (torch.rand(y.shape, device=device) < 0.7).float() if weighted else None
@@ -63,25 +79,26 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_variance_over_the_batch(precision: str, device: torch.device) -> None:
+@pytest.mark.parametrize("name", ["tiny, one stage", pytest.param("tiny, batch 5", marks=LATER)])
+def test_variance_over_the_batch(name: str, precision: str, device: torch.device) -> None:
     """The authors' Tiny-ImageNet term: some layers do not count, one counts with its variance."""
-    model, shape, W, _, _ = problem("tiny", device)
-    x = torch.randn(2, 5, *shape[1:], shape[0], device=device)
-    y = torch.randint(7, (2, 5), device=device)
-    zeta = torch.rand(2, 1, device=device) * torch.tensor([1.0, 1, 1, 1, 0], device=device)
+    model, shape, W, x, y = problem(name, device)
+    last = len(model.relus) - 1
+    zeta = torch.rand(2, 1, device=device) * torch.tensor([1.0] * (last + 1) + [0], device=device)
     W64 = W.double().requires_grad_()
-    layers = {f"relus.{i}": mean_square_and_variance if i == 3 else mean_square for i in range(4)}
+    layers = {f"relus.{i}": mean_square_and_variance if i == last else mean_square for i in range(last + 1)}
     ce64, man64 = reference.losses(model.double(), W64, x.double(), y, layers=layers)
     (grad64,) = torch.autograd.grad((ce64 + (zeta * man64).sum(1)).sum(), W64)
-    net = StackedConvNet(model, shape, precision, variance_of=[3])
+    net = StackedConvNet(model, shape, precision, variance_of=[last])
     ce, man, grad = net.gradient(W, net.prepare(x), y, zeta)
     for value, reference64 in zip((ce, man), (ce64, man64), strict=True):
         assert relative(value, reference64) < 5 * TOLERANCE[precision]
     assert relative(grad, grad64) < GRADIENT[precision]
-    assert StackedConvNet.supports(model, shape, [3])
-    assert not StackedConvNet.supports(model, shape, [1])
+    assert StackedConvNet.supports(model, shape, [last])
+    assert not StackedConvNet.supports(model, shape, [0])
 
 
+@pytest.mark.slow
 def test_same_bits_again_and_for_a_client_alone(device: torch.device) -> None:
     """The same bits on a second run, and for images with their Gram matrices; nearly the same for a client alone."""
     model, shape, W, x, y = problem("small", device)
@@ -95,7 +112,7 @@ def test_same_bits_again_and_for_a_client_alone(device: torch.device) -> None:
 
 def test_client_without_samples(device: torch.device) -> None:
     """All weights zero (an empty place in a chunk): loss zero and gradient zero, other clients unchanged."""
-    model, shape, W, x, y = problem("small", device)
+    model, shape, W, x, y = problem("small, one stage", device)
     net = StackedConvNet(model, shape, "fp32")
     weight = torch.ones(y.shape, device=device)
     weight[1] = 0.0

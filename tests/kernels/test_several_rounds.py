@@ -144,7 +144,9 @@ def test_the_kernels_follow_float64_over_rounds(model, case, zeta, augment, devi
         states.append(path)
     assert not given
     start = states[1][0]
+    # fp32 rounds a round's change to some 3e-5; one server divides by its size, the other adds up the last ones
+    bound = 2e-4 if name in ("fedadam", "fedgloss") else 5e-5
     for other, end in zip(states[0][1:], states[1][1:], strict=True):
-        assert relative(other - start, end - start) < 5e-5
+        assert relative(other - start, end - start) < bound
     assert augment or len(follower.errors) > follower.close / 10
     assert max(follower.errors, default=0.0) < 5e-5

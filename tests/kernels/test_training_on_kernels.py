@@ -21,6 +21,7 @@ from fedman.training.batches import Samples
 from fedman.training.settings import Training
 from tests.cases import CASES
 from tests.federations import PENALTY, TASK, Simulation, simulation
+from tests.kernels.kernel_checks import INTERPRETED, LATER
 
 
 def machine(
@@ -29,20 +30,22 @@ def machine(
     monkeypatch: pytest.MonkeyPatch,
     name="fedavg",
     zeta=0.3,
+    channels=(16,),
     groups=0,
     precision="fp32",
     batch_size=3,
     **options,
 ) -> Simulation:
     generator = torch.Generator().manual_seed(0)
-    n = 11
-    x = torch.randint(0, 256, (n, 8, 8, 3), dtype=torch.uint8, generator=generator).to(device)
+    n, size = 11, 4 * len(channels)
+    x = torch.randint(0, 256, (n, size, size, 3), dtype=torch.uint8, generator=generator).to(device)
     y = torch.randint(0, 3, (n,), generator=generator).to(device)
     parts = [part.numpy() for part in torch.arange(n).split([4, 3, 4])]
     samples = Samples(x, y, x, y, parts, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), True)
     monkeypatch.setattr(kernels, "available", lambda device: accelerated)
     torch.manual_seed(0)
-    model = ConvNet((3, 8, 8), 3, (16, 16), kernel=3, padding=1, hidden=(8,), groups=groups)
+    hidden = (8,) * (3 - len(channels))
+    model = ConvNet((3, size, size), 3, channels, kernel=3, padding=1, hidden=hidden, groups=groups)
     model = model.double() if precision == "fp64" else model
     training = Training(zeta=zeta, lr=0.05, clip=0.5, epochs=1, batch_size=batch_size, seed=1)
     built = simulation(
@@ -54,13 +57,20 @@ def machine(
     return built
 
 
-@pytest.mark.parametrize(("name", "groups"), [("feddc", 0), ("fedavg", 4)])
-def test_follows_the_plain_module(name, groups, device, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "groups", "channels", "cohorts"),
+    [
+        ("fedavg", 4, (16,), [[1]]),
+        pytest.param("fedavg", 4, (16, 16), [[0, 1], [1]], marks=LATER),
+        pytest.param("feddc", 0, (16, 16), [[0, 1], [1]], marks=LATER),
+    ],
+)
+def test_follows_the_plain_module(name, groups, channels, cohorts, device, monkeypatch):
     results = []
     for accelerated in (False, True):
-        built = machine(device, accelerated, monkeypatch, name, groups=groups)
+        built = machine(device, accelerated, monkeypatch, name, groups=groups, channels=channels)
         state = built.start()
-        outcomes = [built.round(state, cohort) for cohort in ([0, 1], [1])]
+        outcomes = [built.round(state, cohort) for cohort in cohorts]
         moved = state.server["w"] - built.start().server["w"]
         results.append((moved, outcomes[-1], built.evaluate(state.sel)))
     plain, fast = results
@@ -71,12 +81,18 @@ def test_follows_the_plain_module(name, groups, device, monkeypatch):
     assert fast[2][1] == pytest.approx(plain[2][1], rel=1e-4)
 
 
-INTERPRETED = ("fedavg", "fedasam", "feddc", "fedspeed", "fedsmoo")
+EVERY_WAY = ("fedavg", "fedasam", "feddc", "fedspeed", "fedsmoo")
 """Cases that call the kernels in every way there is: with and without ascent, its scale, extra decay, carried vectors.
 Triton's interpreter takes seconds for each; a GPU has all."""
 
+FEW_PASSES = ("fedavg", "feddc")
+"""Those of them with one gradient a step."""
 
-@pytest.mark.parametrize("case", CASES if torch.cuda.is_available() else INTERPRETED)
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in FEW_PASSES else LATER) for case in (EVERY_WAY if INTERPRETED else CASES)],
+)
 def test_every_algorithm_follows_float64(case, device, monkeypatch):
     """The kernels beside the other executions: a step of ragged clients, against one by one in float64."""
     name, hyper = CASES[case]

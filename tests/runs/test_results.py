@@ -28,12 +28,13 @@ def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
         results.read(tmp_path / "bad.jsonl")
 
 
-def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
+def test_long_curves_are_thinned_and_keep_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "POINTS", 20)
     out = tmp_path / "run"
-    fedman.run(model="mlp", clients=3, participation=1.0, rounds=250, epochs=1, batch_size=1000, out=out)
+    fedman.run(model="mlp", clients=3, participation=1.0, rounds=50, epochs=1, batch_size=1000, out=out)
     curve = results.collect(out)[0]["curve"]
-    assert len(curve["round"]) <= results.POINTS
-    assert curve["round"][-1] == 250
+    assert 10 <= len(curve["round"]) <= 20
+    assert curve["round"][-1] == 50
 
 
 @pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(ROW)[:-2]])

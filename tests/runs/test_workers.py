@@ -22,7 +22,7 @@ from fedman.runs.workers import Processes, Stack, play_all
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
 WORDS = ["dataset=digits", "clients=6", "participation=0.5", "epochs=1", "seed=0,1", "checkpoint_seconds=0.2"]
-LONG = [*WORDS, "algorithm=fedavg,feddyn", "rounds=200"]
+LONG = [*WORDS, "algorithm=fedavg,feddyn", "rounds=100"]
 
 
 def start(*words, out):
@@ -161,6 +161,7 @@ def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "_work", dies)
     grid = cells({"dataset": "digits", "rounds": "2"})

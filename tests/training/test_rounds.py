@@ -41,7 +41,7 @@ def convnet():
 def test_chunks_agree_on_augmented_images(case):
     """One client at a time, two, or all at once: the same models to rounding."""
     name, hyper = CASES[case]
-    training = Training(zeta=0.3, lr=0.1, clip=0.5, epochs=2, batch_size=5, seed=1)
+    training = Training(zeta=0.3, lr=0.1, clip=0.5, epochs=2, batch_size=6, seed=1)
     cohorts = [[0, 1, 3], [2, 3]]
     results = []
     for chunk in (1, 2, 3):
@@ -236,10 +236,9 @@ def test_float32_follows_float64():
     torch.testing.assert_close(play(b)[0].server["w"].double(), play(a)[0].server["w"], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("graphs", [None, Loop], ids=["plain", "graphs"])
 @pytest.mark.parametrize("shared", [False, True], ids=["own cohorts", "one cohort"])
 @pytest.mark.parametrize("case", CASES)
-def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
+def test_stacked_runs_are_the_separate_runs(case, shared):
     """Three runs with other seeds, ζ, partitions and numbers of the algorithm in one chunk: each ends where it ends
     alone.
 
@@ -253,21 +252,21 @@ def test_stacked_runs_are_the_separate_runs(case, shared, graphs):
         (hyper, replace(TRAINING, seed=2, zeta=0.0), samples()),
         (other, TRAINING, samples([14, 6, 19, 10, 15, 6])),
     ]
-    schedules = [COHORTS if shared else COHORTS[i:] + COHORTS[:i] for i in range(3)]
+    schedules = [COHORTS[:2] if shared else (COHORTS[i:] + COHORTS[:i])[:3] for i in range(3)]
     alone = [
         play(simulation(name, h, training=t, data=d), cohorts)[0].server["w"]
         for (h, t, d), cohorts in zip(variants, schedules, strict=True)
     ]
-    loop = graphs and graphs()
-    runs = [simulation(name, h, training=t, data=d, longest=20, graphs=loop) for h, t, d in variants]
-    states = [run.start() for run in runs]
-    for cohorts in zip(*schedules, strict=True):
-        together(runs, states, cohorts)
-    for state, w in zip(states, alone, strict=True):
-        torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
-    if loop:
-        sizes = {sum(map(len, cohorts)) for cohorts in zip(*schedules, strict=True)}
-        assert set(loop.sizes) == {n if shared else n + -n % STEP for n in sizes}
+    for loop in (None, Loop()):
+        runs = [simulation(name, h, training=t, data=d, longest=20, graphs=loop) for h, t, d in variants]
+        states = [run.start() for run in runs]
+        for cohorts in zip(*schedules, strict=True):
+            together(runs, states, cohorts)
+        for state, w in zip(states, alone, strict=True):
+            torch.testing.assert_close(state.server["w"], w, rtol=1e-11, atol=1e-12)
+        if loop:
+            sizes = {sum(map(len, cohorts)) for cohorts in zip(*schedules, strict=True)}
+            assert set(loop.sizes) == {n if shared else n + -n % STEP for n in sizes}
 
 
 @pytest.mark.parametrize("cohort", [[5], [1, 3], [0, 2, 5]])

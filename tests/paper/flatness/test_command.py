@@ -64,6 +64,7 @@ def test_top_and_trace_unless_told(made, runs, capsys):
     assert f"{m['top']['values'][0]:.4g}" in out
 
 
+@pytest.mark.slow
 def test_everything_in_float64_on_another_average(made, runs):
     flatness("plain", "--model", "sel", "--precision", "fp64", "--top", "5", "--ends", "both", "--tol", "1e-9",
              "--trace", "--density", "--steps", "40", "--layers", "--clients")  # fmt: skip

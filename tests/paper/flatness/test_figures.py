@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.paper.flatness.flatness_calls import flatness
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_from_the_file_alone(runs, capsys):
     """Measured where there is no matplotlib, drawn elsewhere."""
     words = ["flatness", "plain", "man", "--top", "4", "--density", "--steps", "10", "--layers", "--clients",

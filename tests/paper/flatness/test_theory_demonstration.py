@@ -10,6 +10,7 @@ from fedman.paper.flatness import convergence, theory_demonstration
 from tests.paper.flatness.flatness_calls import flatness
 
 
+@pytest.mark.slow
 def test_theory(runs, monkeypatch, capsys):
     for name, value in {"ROUNDS": 2, "EVERY": 1, "SAMPLES": 4, "FOLLOWED": 16}.items():
         monkeypatch.setattr(theory_demonstration, name, value)

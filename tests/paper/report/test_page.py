@@ -289,6 +289,7 @@ def outside():
         yield found
 
 
+@pytest.mark.slow
 def test_nothing_in_a_file_escapes_onto_the_page(chromium, outside, tmp_path):
     url, asked = outside
     (tmp_path / "results").mkdir()

@@ -21,11 +21,13 @@ def page(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_page_is_small(page):
     assert page.stat().st_size < 6e6
     assert (ROOT / "docs/report.png").stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_the_documents_hold_the_tables_of_these_results(page):
     for document in refresh.DOCUMENTS:
         text = document.read_text(encoding="utf-8")
