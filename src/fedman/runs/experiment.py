@@ -107,6 +107,9 @@ def run_stacked(
             rows.require_room(_participants(config), on_disk=config.keep_state)
             run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, timer, until)
             runs.append(stack.enter_context(run))
+        for run in runs if len(runs) > 1 else ():
+            if run.state.round == 0:
+                run.save_checkpoint()  # a round that all have, until each has written the next
         built.rehearse(planned_rounds(runs), runs[0].federation.models(runs[0].state)["cloud"])
         return play(runs, built.in_process, caught)
 
@@ -257,7 +260,8 @@ class Run:
         self.records.append(record)
         if self.folder:
             self.folder.append(record)
-            if self.state.round < self.config.rounds and self.timer.is_due(self.state.round):
+            last = self.state.round == self.config.rounds
+            if self.timer.is_due(self.state.round) if not last else self.stacked > 1:  # before one of a stack ends
                 self.save_checkpoint()
                 self.timer.restart()
         self._tell(record)
@@ -353,6 +357,8 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
     backend.prepare(planned_rounds(runs))
     while left := [run for run in runs if run.end is None]:
         if done := [run for run in left if run.done]:
+            for run in done:
+                run.record()
             for run in done:
                 run.finish()
             continue
