@@ -86,6 +86,11 @@ def test_more_seeds_than_the_papers_are_allowed():
     ]
 
 
+def test_hessians_are_measured_of_three_seeds():
+    grid = cells({}, SWEEPS["paper-hessian"])
+    assert len({cell.name for cell in grid}) == len(grid) == 12 * 2 * 3
+
+
 def test_the_zeta_sweep_covers_the_papers_range():
     zetas = sorted({cell.config.zeta for cell in cells({}, SWEEPS["paper-zeta"])})
     assert zetas[:2] == [0.0, 0.05]
@@ -95,11 +100,15 @@ def test_the_zeta_sweep_covers_the_papers_range():
 
 def test_variants_are_told_apart():
     grid = cells({}, SWEEPS["paper-variants"])
-    assert len({cell.name for cell in grid}) == len(grid) == 6 + 4 + 4 + 2 + 2 + 1
+    assert len({cell.name for cell in grid}) == len(grid) == 6 + 4 + 4 + 2 + 2 + 1 + 4
     assert [c.name for c in cells({"stale_ascent": "true"}, SWEEPS["paper-variants"])] == [
         "fedspeed-dir0.3-zeta0-seed0-stale_ascenttrue",
         "fedspeed-dir0.3-zeta0.15-seed0-stale_ascenttrue",
     ]
+    slow = cells({"rho": "0.01"}, SWEEPS["paper-variants"])
+    assert {(c.config.algorithm, c.config.partition, c.config.zeta) for c in slow} == {
+        ("fedspeed", partition, zeta) for partition in ("dir0.3", "dir0.6") for zeta in (0, 0.15)
+    }
     *terms, ascent = cells({}, SWEEPS["paper-tiny-variants"])
     assert {(c.config.man_variant, c.config.man_logits, c.config.zeta) for c in terms} == {("tiny-code", False, 0.1)}
     assert ascent.name == "fedspeed-dir0.6-zeta0.1-seed0-rho0.01"

@@ -14,6 +14,8 @@ ZETA = {"cifar10": 0.15, "cifar100": 0.15, "tiny-imagenet": 0.10}
 
 PARTITIONS = ("dir0.3", "dir0.6", "iid")
 
+SEEDS = ("0", "1", "2")
+
 METHODS = ("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed")
 """The algorithms of the paper's tables, each with and without MAN."""
 
@@ -58,7 +60,7 @@ def _grid(dataset: str, algorithms: tuple[str, ...], zetas: tuple[float, ...], *
 
 def _table(dataset: str) -> Grid:
     """A table of the paper: 12 methods, 3 partitions, 3 seeds."""
-    return _grid(dataset, METHODS, (0, ZETA[dataset]), partition=PARTITIONS, seed=("0", "1", "2"))
+    return _grid(dataset, METHODS, (0, ZETA[dataset]), partition=PARTITIONS, seed=SEEDS)
 
 
 _SWEEPS: dict[str, tuple[Grid, ...]] = {
@@ -66,9 +68,9 @@ _SWEEPS: dict[str, tuple[Grid, ...]] = {
     "paper-tiny-imagenet": (_table("tiny-imagenet"),),
     "paper-cifar10": (_table("cifar10"),),
     "paper-zeta": (
-        _grid("cifar100", ("fedavg",), (0, 0.05, 0.075, 0.1, 0.15, 0.3, 0.6, 1, 1.5, 3), seed=("0", "1", "2")),
+        _grid("cifar100", ("fedavg",), (0, 0.05, 0.075, 0.1, 0.15, 0.3, 0.6, 1, 1.5, 3), seed=SEEDS),
     ),
-    "paper-hessian": (_grid("cifar100", METHODS, (0, ZETA["cifar100"]), partition=("dir0.3", "dir0.6")),),
+    "paper-hessian": (_grid("cifar100", METHODS, (0, ZETA["cifar100"]), partition=("dir0.3", "dir0.6"), seed=SEEDS),),
     "paper-variants": (
         _grid("cifar100", METHODS, (0.15,), man_logits=("false",)),
         _grid("cifar100", ("fedsam", "fedasam"), (0.3,), partition=("dir0.3", "iid")),
@@ -76,6 +78,7 @@ _SWEEPS: dict[str, tuple[Grid, ...]] = {
         _grid("cifar100", ("fedspeed",), (0, 0.15), stale_ascent=("true",)),
         _grid("cifar100", ("feddc",), (0, 0.15), decayed=("true",)),
         _grid("cifar100", ("fedasam",), (0,), partition=("iid",), rho=("0.1",)),
+        _grid("cifar100", ("fedspeed",), (0, 0.15), partition=("dir0.3", "dir0.6"), rho=("0.01",)),
     ),
     "paper-tiny-variants": (
         _grid(
@@ -112,7 +115,7 @@ DECAYS = ("0.002", "0.004", "0.008")  # the paper's λ times 2, 4, 8
 
 
 def _penalty(name: str, *zetas: float) -> Grid:
-    return _grid("cifar100", ("fedavg", "feddc"), zetas, penalty=(name,), seed=("0", "1", "2"))
+    return _grid("cifar100", ("fedavg", "feddc"), zetas, penalty=(name,), seed=SEEDS)
 
 
 _SWEEPS |= {
@@ -137,7 +140,7 @@ _SWEEPS |= {
         for name, tried in TUNED.items()
     ),
     "field": (
-        _grid("cifar100", tuple(TUNED), (0, 0.15), partition=("dir0.3", "dir0.6"), seed=("0", "1", "2")),
+        _grid("cifar100", tuple(TUNED), (0, 0.15), partition=("dir0.3", "dir0.6"), seed=SEEDS),
         _grid("cifar100", tuple(TUNED), (0, 0.15), partition=("iid",)),
     ),
     "field-penalties": (
@@ -145,7 +148,7 @@ _SWEEPS |= {
         _penalty("man-logits", 0.15),
         _penalty("activation-l1", 0.05, 0.15),
         _penalty("feddecorr", 0.05, 0.1),
-        _grid("cifar100", ("fedavg", "feddc"), (0,), weight_decay=DECAYS, seed=("0", "1", "2")),
+        _grid("cifar100", ("fedavg", "feddc"), (0,), weight_decay=DECAYS, seed=SEEDS),
     ),
 }
 
