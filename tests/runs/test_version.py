@@ -112,7 +112,7 @@ def test_the_stored_results_name_commits_that_have_their_code():
     rows = results.join(parts)
     assert len(rows) == sum(len(found) for _, found in parts)
     named = {(row["version"][-12:], row["source"]["commit"]) for row in rows if is_explained(row)}
-    assert len(named) == 9
+    assert len(named) == 10
     for expected, commit in named:
         if subprocess.run(["git", "-C", STORED, "cat-file", "-e", commit], capture_output=True).returncode:
             pytest.skip("without the history")
