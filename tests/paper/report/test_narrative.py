@@ -1,8 +1,8 @@
 """The report's sentences."""
 
 from fedman.paper import targets as paper
-from fedman.paper.report import narrative
-from tests.paper.report.report_rows import compare, pair, row
+from fedman.paper.report import hessian, narrative
+from tests.paper.report.report_rows import compare, flatness, pair, row
 
 
 def test_both_readings_of_the_cifar10_columns_are_weighed():
@@ -12,8 +12,8 @@ def test_both_readings_of_the_cifar10_columns_are_weighed():
         ]
 
     assert found(dataset="cifar10") == [
-        "The Dirichlet cells are 0.19 points from the paper's on average as printed, 0.66 with its two Dirichlet "
-        "headers exchanged; then 0 of 1 are more than a point below."
+        "The 1 Dirichlet cells are 0.19 points from the paper's on average as printed (0 more than a point below, 0 "
+        "above), 0.66 with its two Dirichlet headers exchanged (0 more than a point below, 0 above)."
     ]
     assert not found(dataset="cifar10", partition="iid")
     assert not found()
@@ -52,5 +52,50 @@ def test_missing_cells_are_named():
     some = [compare(pair(40.0, 52.0))]
     found = narrative.missing(some, [])
     assert found[0].startswith("CIFAR-100: 34 of 36 cells: FedAvg (2), FedAvg+MAN (2), FedSAM (3)")
-    assert found[1:] == ["Tiny-ImageNet: all of its 36 cells.", "CIFAR-10: all of its 36 cells.", "The Hessian."]
+    assert found[0].endswith("FedSpeed+MAN (3); 2 cells have fewer than 3 seeds.")
+    assert found[1:] == [
+        "Tiny-ImageNet: all of its 36 cells.",
+        "CIFAR-10: all of its 36 cells.",
+        "Hessian: all of its 24 models.",
+        "The Hessian's blocks by layer: 24 of 24 models.",
+        "The clients' λ_max: 24 of 24 models.",
+    ]
     assert narrative.missing([compare(pair(90.0, 91.0, dataset="digits"))], []) == []
+
+
+def test_missing_hessians_and_seeds_are_named():
+    whole = [
+        row(50.0, algorithm=a, zeta=z, partition=p, seed=s)
+        for a in ("fedavg", "fedsam", "fedasam", "feddyn", "feddc", "fedspeed")
+        for z in (0, 0.15)
+        for p in ("dir0.3", "dir0.6", "iid")
+        for s in range(3)
+    ]
+    records = [
+        flatness(c["algorithm"], c["zeta"], partition=c["partition"], seed=c["seed"])
+        for c in (run["config"] for run in whole)
+        if c["partition"] != "iid" and (c["algorithm"], c["seed"]) != ("feddc", 2)
+    ]
+    for record in records[:2]:
+        del record["models"]["all"]["layers"]
+    found = narrative.missing([compare(whole)], hessian.merge(records))
+    assert found[2:] == ["Hessian: 4 models have fewer than 3 seeds."]
+    few = narrative.missing([compare(whole)], hessian.merge(records[:2]))
+    assert few[3:] == [
+        "The Hessian's blocks by layer: 24 of 24 models.",
+        "The clients' λ_max: 23 of 24 models.",
+    ]
+
+
+def test_how_the_models_of_a_pair_stand():
+    records = [flatness(a, z, seed=s) for a, s in (("fedavg", 0), ("fedsam", 1)) for z in (0.0, 0.15)]
+    for record, loss in zip(records, ((1.0, 0.5), (1.1, 1.0), (1.0, 0.5), (0.75, 1.5)), strict=True):
+        record["models"]["all"]["loss"] = dict(zip(("value", "gradient_norm"), loss, strict=True))
+    text = (
+        "MAN changes the training loss by −0.25 to +0.1 and makes its gradient 2.0 to 3.0 times as long (2 pairs): "
+        "part of the difference in sharpness may come from that."
+    )
+    assert text in narrative.flatness(hessian.merge(records))
+    for record in records:
+        del record["models"]["all"]["loss"]
+    assert not any("training loss" in told for told in narrative.flatness(hessian.merge(records)))

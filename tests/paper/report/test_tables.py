@@ -59,3 +59,16 @@ def test_files_of_a_table():
     odd = tables.Table("x", "t", ["a|b"], [["c,d"]])
     assert "| a\\|b |" in odd.markdown()
     assert '"c,d"' in odd.csv()
+
+
+def test_figures_of_code_that_is_in_no_commit_are_marked():
+    rows = [*pair(40.0, 52.0, rounds_to_target=84), row(51.0, man_logits=False)]
+    del rows[1]["source"]
+    found = compare(rows)
+    shown = {t.name: (t.rows, t.note) for t in (tables.headline(found), tables.rounds(found), tables.gains(found),
+                                                tables.variants(found))}  # fmt: skip
+    assert all(note.endswith("† with a run of code that is in no commit.") for _, note in shown.values())
+    assert [row[1] for row in shown["cifar100-rounds"][0]] == ["84", "84†"]
+    assert shown["cifar100-gain"][0] == [["FedAvg", "+12.00†", "+11.10"]]
+    assert shown["cifar100-variants"][0][0][3:7] == ["51.00", "1", "52.00†", "−1.00"]
+    assert [row[1][:6] for row in shown["cifar100-headline"][0]] == ["40.00 ", "52.00†"]

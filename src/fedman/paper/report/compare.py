@@ -228,9 +228,13 @@ class Comparison:
         studied += [s for group in self.poisonings().values() for members in group.values() for s in members]
         return [(self.changes(s), s, self.cell(s, s.penalty)) for s in self.others if s not in studied]
 
-    def changes(self, s: Series) -> str:
-        """What is not usual in a series."""
-        zeta = f"ζ={s.zeta:g}" if s.zeta not in (0, self.zetas.get(s.penalty)) else ""
+    def marked(self, text: str, *of: Series) -> str:
+        """The text of a figure, with † beside the paper's if the code of one of these series is in no commit."""
+        return text + (max(s.mark for s in of) if self.in_paper else "")
+
+    def changes(self, s: Series, every_zeta: bool = False) -> str:
+        """What is not usual in a series; if asked, its ζ even where it is."""
+        zeta = f"ζ={s.zeta:g}" if s.zeta and (every_zeta or s.zeta != self.zetas.get(s.penalty)) else ""
         return ", ".join(filter(None, (s.variant, zeta)))
 
 

@@ -103,7 +103,7 @@ def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
                 Toned(f"{printed:.{digits}f}{star}" if printed is not None else BLANK, "quiet"),
                 f"{np.mean(finite) / printed:.2f}" if printed and finite and not star else BLANK,
             ]
-        rows.append([*row, ", ".join(str(m.seed) for m in members)])
+        rows.append([*row, str(len(members))])
     note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
     title = f"{paper.title(dataset)}, {paper.partition_title(partition)}: the Hessian"
     return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note)

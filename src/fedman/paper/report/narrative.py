@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.presets import METHODS
+from fedman.paper.presets import METHODS, SEEDS
 from fedman.paper.report import claims
 from fedman.paper.report.compare import (
     ABOVE,
@@ -24,9 +24,12 @@ from fedman.paper.report.compare import (
 )
 from fedman.paper.report.figure import penalties_of
 from fedman.paper.report.hessian import Measured, plain_and_penalised
-from fedman.paper.report.series import MAN, Series, method_title, part_title
+from fedman.paper.report.series import MAN, Series, Setting, method_title, part_title
 from fedman.paper.report.tables import difference, points
 from fedman.runs.records import Headline
+
+Place = tuple[str, str, str, str]
+"""A cell of a table: data set, partition, algorithm, penalty."""
 
 
 def dataset(data: Comparison) -> list[str]:
@@ -41,8 +44,10 @@ def dataset(data: Comparison) -> list[str]:
 
 def flatness(measured: Sequence[Measured]) -> list[str]:
     """What the penalties do to the Hessian, and how large it is beside the paper's."""
-    found = [sentence for penalty in penalties_of(measured) for sentence in _falls(measured, penalty)]
-    return [*found, *_sizes(measured), *claims.sentences(measured)]
+    penalties = penalties_of(measured)
+    found = [sentence for penalty in penalties for sentence in _falls(measured, penalty)]
+    standing = [sentence for penalty in penalties for sentence in _standing(measured, penalty)]
+    return [*found, *_sizes(measured), *standing, *claims.sentences(measured)]
 
 
 def _sizes(measured: Sequence[Measured]) -> list[str]:
@@ -82,32 +87,56 @@ def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
     return sentences
 
 
+def _standing(measured: Sequence[Measured], penalty: str) -> list[str]:
+    """How the training loss and its gradient differ within pairs, whose sharpness is compared all the same."""
+    pairs = [[m.best.get("loss") for m in pair] for pair in plain_and_penalised(measured, penalty)]
+    known = [(a, b) for a, b in pairs if a and b]
+    rises = [b["value"] - a["value"] for a, b in known if a["value"] is not None and b["value"] is not None]
+    norms = [(a.get("gradient_norm"), b.get("gradient_norm")) for a, b in known]
+    ratios = [after / before for before, after in norms if before and after is not None]
+    if not rises or not ratios:
+        return []
+    loss, gradient = claims.between(rises, lambda v: points(v, ".2g")), claims.between(ratios, lambda v: f"{v:.1f}")
+    return [
+        f"{part_title('penalty', penalty)} changes the training loss by {loss} and makes its gradient {gradient} times "
+        f"as long ({len(ratios)} pairs): part of the difference in sharpness may come from that."
+    ]
+
+
 def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> list[str]:
-    """Cells of the paper's tables without a run; nothing where no table of the paper was begun."""
+    """Cells of the paper's tables without a run or with too few seeds, and the same of its Hessians; nothing where no
+    table of the paper was begun."""
     if not any(data.in_paper for data in comparisons):
         return []
-    sentences = []
-    have = {
-        (d.dataset, c.series.partition, c.series.algorithm, c.series.penalty)
-        for d in comparisons
-        if d.in_paper
-        for c in d.cells
+    cells = {
+        name: [(name, where, a, penalty) for a in METHODS for penalty in ("", MAN) for where in paper.PARTITIONS]
+        for name in paper.TABLES
     }
-    for name in paper.TABLES:
-        gaps = [
-            method_title(algorithm, penalty)
-            for algorithm in METHODS
-            for penalty in ("", MAN)
-            for partition in paper.PARTITIONS
-            if (name, partition, algorithm, penalty) not in have
-        ]
-        total = len(METHODS) * 2 * len(paper.PARTITIONS)
-        if len(gaps) == total:
-            sentences.append(f"{paper.title(name)}: all of its {total} cells.")
-        elif gaps:
-            methods = ", ".join(f"{method} ({count})" for method, count in Counter(gaps).items())
-            sentences.append(f"{paper.title(name)}: {len(gaps)} of {total} cells: {methods}.")
-    return sentences if measured else [*sentences, "The Hessian."]
+    runs = {_place(c.series): len(c.series.runs) for d in comparisons if d.in_paper for c in d.cells}
+    sentences = [text for name, of in cells.items() for text in _gaps(paper.title(name), "cells", of, runs)]
+    usual = [m for m in measured if not m.variant]
+    models = [c for of in cells.values() for c in of if paper.sharpness(*c[:3], bool(c[3]))]
+    sentences += _gaps("Hessian", "models", models, Counter(_place(m) for m in usual if not math.isnan(m.top)))
+    for what, name in (("The Hessian's blocks by layer", "layers"), ("The clients' λ_max", "clients")):
+        lacking = set(models) - {_place(m) for m in usual if name in m.best}
+        sentences += [f"{what}: {len(lacking)} of {len(models)} models."] if lacking else []
+    return sentences
+
+
+def _place(of: Setting) -> Place:
+    return of.dataset, of.partition, of.algorithm, of.penalty
+
+
+def _gaps(title: str, what: str, wanted: Sequence[Place], seeds: Mapping[Place, int]) -> list[str]:
+    """What has no seed, and how many have fewer than the paper."""
+    gaps = Counter(method_title(*place[2:]) for place in wanted if place not in seeds)
+    few = sum(place in seeds and seeds[place] < len(SEEDS) for place in wanted)
+    if gaps.total() == len(wanted):
+        return [f"{title}: all of its {len(wanted)} {what}."]
+    methods = ", ".join(f"{method} ({count})" for method, count in gaps.items())
+    told = [f"{gaps.total()} of {len(wanted)} {what}: {methods}"] if gaps else []
+    told += [f"{few} {what} have fewer than {len(SEEDS)} seeds"] if few else []
+    return [f"{title}: {'; '.join(told)}."] if told else []
 
 
 def tiles(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
@@ -230,10 +259,11 @@ def _swapped_headers(data: Comparison) -> list[str]:
     if not all(distances):
         return []
     as_printed, exchanged = (f"{np.mean(d):.2f}" for d in distances)
-    low = sum(cell.mark == BELOW for cell in swapped)
+    marks = [Counter(cell.mark for cell in reading) for reading in (cells, swapped)]
+    first, second = (f"{found[BELOW]} more than a point below, {found[ABOVE]} above" for found in marks)
     return [
-        f"The Dirichlet cells are {as_printed} points from the paper's on average as printed, {exchanged} with its two "
-        f"Dirichlet headers exchanged; then {low} of {len(cells)} are more than a point below."
+        f"The {len(cells)} Dirichlet cells are {as_printed} points from the paper's on average as printed ({first}), "
+        f"{exchanged} with its two Dirichlet headers exchanged ({second})."
     ]
 
 

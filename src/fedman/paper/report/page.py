@@ -180,6 +180,7 @@ def _dataset(data: Comparison) -> Section:
     own = f"Test {name} of every client on its own samples, sorted{better}; mean over seeds."
     rounds = [tables.rounds(data)] if data.target else []
     readings = [tables.readings(data)] if data.dataset == "cifar10" and data.in_paper else []
+    marked = tables.unexplained(tables.headline(data).rows)
     held = "Samples of every class (row) at every client (column); the stronger the colour, the more."
     groups = [
         _overview(data, columns),
@@ -187,7 +188,7 @@ def _dataset(data: Comparison) -> Section:
             name[:1].upper() + name[1:] if unit else f"Test {name}",
             columns=columns,
             cards=data,
-            note=f"{seeds}, {data.zeta_text}{better}. {tables.legend(data)}",
+            note=f"{seeds}, {data.zeta_text}{better}. {tables.legend(data)} {marked}".strip(),
         ),
         Group("Convergence", curve, curves.convergence(data), columns, names, penalties),
         Group("Clients", own, curves.clients(data), columns, names, penalties),

@@ -101,9 +101,9 @@ class Series(Setting):
         return mean_std(self.values, self.headline.form(self.mean))
 
     @property
-    def marked_text(self) -> str:
-        """The same with † if a run's code is in no commit and no release."""
-        return f"{self.text}{'' if all(map(is_explained, self.runs)) else UNEXPLAINED}"
+    def mark(self) -> str:
+        """† if a run's code is in no commit and no release."""
+        return "" if all(map(is_explained, self.runs)) else UNEXPLAINED
 
     def figure_text(self, name: str) -> str:
         """Mean ± standard deviation of another figure of the task, over the seeds that have it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fedman.config import PARTS
@@ -102,14 +102,13 @@ def headline(data: Comparison) -> Table:
 
     def texts(cell: Cell) -> list[str]:
         beside = f" ({paper_accuracy(cell.target)}) {MARKS[cell.mark][0]}" if cell.target else ""
-        return [(cell.series.marked_text if data.in_paper else cell.series.text) + beside]
+        return [data.marked(cell.series.text, cell.series) + beside]
 
     brackets = "; the paper's in brackets" if data.in_paper else ""
     how = f", {data.precision}" if data.in_paper else ""
     note = f"{data.zeta_text}, {data.seeds}{how}{brackets}. {legend(data)}".strip()
     title = f"{data.title}, {data.headline.name}{' in %' if data.headline.unit else ''}"
-    table = _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
-    return replace(table, note=f"{table.note} {_unexplained(table.rows)}".strip())
+    return _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
 
 
 def gains(data: Comparison) -> Table:
@@ -120,7 +119,9 @@ def gains(data: Comparison) -> Table:
         return s.algorithm, s.penalty if several else ""
 
     def texts(pair: Pair) -> list[str]:
-        return [difference(data.headline, pair.gain, pair.plain.series.mean), points(pair.paper_gain)]
+        plain, penalised = pair.plain.series, pair.penalised.series
+        gain = difference(data.headline, pair.gain, plain.mean)
+        return [data.marked(gain, plain, penalised), points(pair.paper_gain)]
 
     pairs = {(row(pair.penalised.series), pair.plain.series.partition): pair for pair in data.pairs}
     more = ["paper"] if data.in_paper else []
@@ -138,7 +139,8 @@ def rounds(data: Comparison) -> Table:
     def texts(cell: Cell) -> list[str]:
         sign = f" {MARKS[cell.rounds_mark][0]}" if cell.rounds_mark else ""
         ratio = (BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}") + sign
-        return [rounds_text(cell.series), Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
+        measured = data.marked(rounds_text(cell.series), cell.series)
+        return [measured, Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
 
     first = "The first round" if data.seeds == "one seed" else "Median over seeds of the first round"
     note = f"{first} in which the mean of all clients reaches the target."
@@ -166,7 +168,7 @@ def _by_partition(
             entry = entries.get((method, partition))
             row += ([BLANK] * 3 if entry is None else texts(entry))[: 1 + len(more)]
         rows.append(row)
-    return Table(f"{data.name}-{name}", title, header, rows, note)
+    return Table(f"{data.name}-{name}", title, header, rows, f"{note} {unexplained(rows)}".strip())
 
 
 def readings(data: Comparison) -> Table:
@@ -174,7 +176,7 @@ def readings(data: Comparison) -> Table:
     header = ["partition", "method", "accuracy %", "as printed", "difference", "headers swapped", "difference"]
     rows = []
     for cell in data.cells:
-        row = [cell.series.partition, cell.series.method, cell.series.text]
+        row = [cell.series.partition, cell.series.method, data.marked(cell.series.text, cell.series)]
         for c in (cell, headers_swapped(cell)):
             row += [paper_accuracy(c.target), Toned(points(c.difference), c.mark)]
         rows.append(row)
@@ -182,19 +184,21 @@ def readings(data: Comparison) -> Table:
         "In all twelve rows of the paper's table the column headed δ = 0.6 is lower than the one headed δ = 0.3, "
         "although it is the easier split: the two headers have probably changed places."
     )
+    note = f"{note} {unexplained(rows)}".strip()
     return Table(f"{data.name}-readings", f"{data.title}: both readings", header, rows, note, 2)
 
 
 def sensitivity(data: Comparison) -> Table:
     """The headline against ζ."""
     rows = [
-        [s.partition, s.method, f"{s.zeta:g}", s.text, str(len(s.runs)), rounds_text(s)]
+        [s.partition, s.method, f"{s.zeta:g}", data.marked(s.text, s), str(len(s.runs)), rounds_text(s)]
         for study in data.zeta_studies()
         for s in study
     ]
     goal = f"rounds to {data.target:g}{data.headline.unit}" if data.target else "rounds"
     header = ["partition", "method", "ζ", data.headline.column, "seeds", goal]
-    return Table(f"{data.name}-zeta", f"{data.title}: {data.headline.name} against ζ", header, rows, words=2)
+    title = f"{data.title}: {data.headline.name} against ζ"
+    return Table(f"{data.name}-zeta", title, header, rows, unexplained(rows), 2)
 
 
 def variants(data: Comparison) -> Table:
@@ -203,13 +207,14 @@ def variants(data: Comparison) -> Table:
     header += ["paper"] if data.in_paper else []
     rows = []
     for changes, s, usual in data.variants():
-        row = [s.partition, s.method, changes, s.marked_text if data.in_paper else s.text, str(len(s.runs))]
+        row = [s.partition, s.method, changes, data.marked(s.text, s), str(len(s.runs))]
         than = usual.series if usual else None
-        row += [than.text, difference(data.headline, s.mean - than.mean, than.mean)] if than else [BLANK, BLANK]
+        apart = difference(data.headline, s.mean - than.mean, than.mean) if than else BLANK
+        row += [data.marked(than.text, than) if than else BLANK, apart]
         row += [paper_accuracy(printed(s))] if data.in_paper else []
         rows.append(row)
     title = f"{data.title}: other readings of the paper and its code" if data.in_paper else f"{data.title}: variants"
-    return Table(f"{data.name}-variants", title, header, rows, _unexplained(rows), words=3)
+    return Table(f"{data.name}-variants", title, header, rows, unexplained(rows), words=3)
 
 
 def poisoning(data: Comparison) -> Table:
@@ -245,11 +250,12 @@ def poisoning(data: Comparison) -> Table:
 def clients(data: Comparison) -> Table:
     """The headline on the clients' own test samples: its mean, the worst tenth, its spread."""
     rows = []
-    for s in data.all_series:
-        if found := s.clients:
-            form = data.headline.form(*(each["mean"] for each in found))
-            figures = zip(*((c["mean"], c["worst_tenth"], c["spread"]) for c in found), strict=True)
-            rows.append([s.partition, s.method, data.changes(s), *(mean_std(values, form) for values in figures)])
+    shown = [s for s in data.all_series if s.clients]
+    several = len({s.zeta for s in shown if s.zeta}) > 1
+    for s in shown:
+        form = data.headline.form(*(each["mean"] for each in s.clients))
+        figures = zip(*((c["mean"], c["worst_tenth"], c["spread"]) for c in s.clients), strict=True)
+        rows.append([s.partition, s.method, data.changes(s, several), *(mean_std(values, form) for values in figures)])
     header = ["partition", "method", "changed", "mean", "worst tenth", "spread"]
     note = (
         f"{data.headline.title(' on the clients’ own test samples')}. Every client counts the same. Worst tenth: the "
@@ -290,10 +296,10 @@ def _commit(run: ResultRow) -> str:
     return source["commit"][:7] if "commit" in source else f"release {source['release']}"
 
 
-def _unexplained(rows: Sequence[Sequence[str]]) -> str:
+def unexplained(rows: Sequence[Sequence[str]]) -> str:
     """A note on the mark, where it is used."""
     used = any(UNEXPLAINED in cell for row in rows for cell in row)
-    return f"{UNEXPLAINED} made by code that is in no commit." if used else ""
+    return f"{UNEXPLAINED} with a run of code that is in no commit." if used else ""
 
 
 def legend(data: Comparison) -> str:
