@@ -52,7 +52,13 @@ print(sorted(man.values))
 """
 CALL = f"""
 import fedman
-result = fedman.run({", ".join(w.replace("digits", "'digits'") for w in SMALL.split())}, rounds=2)
+
+def enough(record):
+    if record["round"] == 2:
+        raise fedman.StopRun("seen enough")
+
+keys = dict(word.split("=") for word in "{SMALL}".split())
+result = fedman.run(**keys, rounds=9, progress=enough)
 result.plot("curves.png")
 print(result)
 """
@@ -78,8 +84,13 @@ class Action:
 ACTIONS = (
     Action("install", "which version is this?", "fedman --version", r"fedman \d+\.\d+", quick=True),
     Action("install", "what can it do?", "fedman --help", "Usage: fedman", quick=True),
-    Action("install", "without the command on the path", "python -m fedman --version", r"fedman \d", quick=True),
-    Action("install", "a module taken for the command", "python -m fedman.cli --version", r"fedman \d", quick=True),
+    Action(
+        "install",
+        "without the command on the path",
+        "python -m fedman --version && python -m fedman.cli --version",
+        r"fedman \d",
+        quick=True,
+    ),
     Action(
         "install",
         "completion of the shell",
@@ -89,7 +100,7 @@ ACTIONS = (
     ),
     Action("install", "in Python", "python -c 'import fedman; print(fedman.list_algorithms()[:2])'", "fedavg"),
     Action("read", "names and keys", "fedman list", "zeta .*weight of the penalty", quick=True),
-    Action("read", "the options of a command", "fedman run --help", "--resume", quick=True),
+    Action("read", "the options of a command", "fedman run -h", "--resume", quick=True),
     Action("read", "who holds which samples", f"fedman data show {SMALL}", "client"),
     Action("run", "a run", f"fedman run {SMALL} rounds=3 zeta=0.05 --out runs/a", "written to runs/a"),
     Action("run", "the same command again", f"fedman run {SMALL} rounds=3 zeta=0.05 --out runs/a", "runs/a", 2),
@@ -98,7 +109,14 @@ ACTIONS = (
     Action(
         "run", "the grid again", f"fedman sweep {SMALL} zeta=0,0.05 seed=0,1 rounds=2 --out runs/grid", "4 of 4 runs"
     ),
-    Action("run", "in one call, with a picture", "python call.py", "FedAvg on digits"),
+    Action(
+        "run",
+        "a grid in shares, as jobs play it",
+        f"for i in 1 2 3; do fedman sweep {SMALL} zeta=0,0.05 rounds=1 --shard $i/3 --out part-$i || exit; done; "
+        "fedman sweep --merge part-* --out parts",
+        "2 runs in parts, 2 of them finished",
+    ),
+    Action("run", "in one call, with a callback that stops it, and a picture", "python call.py", "FedAvg on digits"),
     Action(
         "run",
         "killed in the middle",
@@ -109,6 +127,7 @@ ACTIONS = (
     ),
     Action("break", "another library's word", "fedman run criterion=mse", "fedman's is task", 2, True),
     Action("break", "a slip", "fedman run algorithm=fedavgg", "did you mean fedavg", 2, True),
+    Action("break", "a key as an option", "fedman run --rounds 3", "write rounds=VALUE", 2, True),
     Action("break", "a device that is not there", f"fedman run {SMALL} --device mps --out runs/x", "use cpu", 2),
     Action(
         "break", "data that is not there", "fedman run dataset=cifar10 data_dir=nowhere", "fedman data get cifar10", 2
@@ -137,17 +156,17 @@ ACTIONS = (
     Action("measure", "MAN in a loop of your own", "python loop.py", "output"),
     Action("measure", "how flat it is", "fedman flatness runs/a --top 2 --trace", r"\.png"),
     Action("measure", "a page of the runs", "fedman report runs/a --out page.html", "page.html"),
-    Action("measure", "one small file of the runs", "fedman results runs/a --out all.jsonl", "all.jsonl"),
 )
 HEAD = f"""# The first hour
 
 Thirty actions of somebody who is new here, in an environment that holds fedman's wheel and its dependencies alone.
 `make first-hour` plays them; it fails where an action ends with another exit code, does not say what it should, or
-ends in a traceback. `SMALL` stands for `{SMALL}`.
+ends in a traceback, and writes down what was seen. `SMALL` stands for `{SMALL}`.
 
-| | what | command | exit code | says |
+| | what | command | exit code | seen |
 | --- | --- | --- | --- | --- |
 """
+WIDTH = 110  # of what is seen
 
 
 def play(action: Action, folder: Path, python: Path) -> tuple[str, str]:
@@ -171,18 +190,20 @@ def prepare(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def page() -> str:
-    """The document."""
-    rows = (
-        f"| {a.kind} | {a.what} | `{a.command.replace(SMALL, 'SMALL')}` | {a.code} | `{a.says}` |\n" for a in ACTIONS
-    )
-    return HEAD + "".join(rows)
+def row(action: Action) -> str:
+    """An action in the table, but for what was seen."""
+    return f"| {action.kind} | {action.what} | `{action.command.replace(SMALL, 'SMALL')}` | {action.code} | "
+
+
+def seen(action: Action, printed: str) -> str:
+    """The line that says what the action must say."""
+    line = next((line for line in printed.splitlines() if re.search(action.says, line)), "")
+    return " ".join(re.sub("[|`│]", " ", line).split())[:WIDTH]
 
 
 def main() -> int:
     python = Path(sys.argv[1] if len(sys.argv) > 1 else sys.executable).absolute()
-    PAGE.write_text(page(), encoding="utf-8")
-    failed = 0
+    rows, failed = [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
@@ -190,9 +211,12 @@ def main() -> int:
             started = time.monotonic()
             printed, wrong = play(action, folder, python)
             print(f"{i:2} {time.monotonic() - started:5.1f} s  {action.command}  {wrong or 'as expected'}", flush=True)
+            rows.append(f"{row(action)}`{seen(action, printed)}` |\n")
             if wrong:
                 failed += 1
                 print(printed)
+    if not failed:
+        PAGE.write_text(HEAD + "".join(rows), encoding="utf-8")
     print(f"{len(ACTIONS) - failed} of {len(ACTIONS)} as expected")
     return int(failed > 0)
 

@@ -114,7 +114,7 @@ def test_all_mistakes_at_once():
         "hyper: no such key; see fedman list",
         "zeta: should be a finite number, not 'nan'",
         "alpha: should be greater than or equal to 0, not '-1'",
-        "decayed: should be a valid boolean, unable to interpret input, not 'maybe'",
+        "decayed: should be true or false, not 'maybe'",
     ]
     assert mistakes({"algorithm": "feddcc", "alpha": "-1"}) == [
         "2 mistakes",

@@ -114,7 +114,7 @@ def test_a_package_that_is_not_installed(name, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     with pytest.raises(UserError) as error:
         fedman.run(**KEYS, log=name, out=tmp_path / "a")
-    assert str(error.value) == f"log: {name} is not installed; pip install 'fedman[{name}]'"
+    assert str(error.value) == f"log: {name} is not installed; pip install {name}"
     assert not (tmp_path / "a").exists()
 
 
@@ -163,6 +163,17 @@ def test_mlflow(tmp_path, monkeypatch):
     assert run.data.tags["stopped"] == "enough"
     assert run.info.status == "FINISHED"
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "loss")) == [1, 2, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_server_of_mlflow_that_is_gone(tmp_path, monkeypatch):
+    """MLflow itself would try for four minutes."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"^log: mlflow cannot be opened \(MlflowException: .*refused"):
+        fedman.run(**KEYS, log="mlflow", out=tmp_path / "a")
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.slow

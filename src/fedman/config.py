@@ -69,9 +69,11 @@ OTHER_WORDS = {
     "criterion": "task", "loss": "task", "metric": "task", "regularizer": "penalty", "method": "algorithm",
     "strategy": "algorithm", "learning_rate": "lr", "local_epochs": "epochs", "num_clients": "clients",
     "num_rounds": "rounds", "global_rounds": "rounds", "join_ratio": "participation", "fraction_fit": "participation",
-    "max_norm": "clip", "data": "dataset", "random_seed": "seed", "man": "zeta",
+    "max_norm": "clip", "data": "dataset", "random_seed": "seed", "man": "zeta", "callback": "progress, in Python",
 }  # fmt: skip
 """What other libraries call the keys."""
+
+PLAIN_WORDS = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -313,8 +315,17 @@ def _validate(kind: type[Config], given: Mapping[str, Any]) -> tuple[Config, lis
 
 def format_errors(error: ValidationError) -> dict[str, str]:
     """A line for each wrong key: the key, what is allowed, what was given."""
-    found = ((str(e["loc"][0]), e["msg"].removeprefix("Input "), shown(e["input"])) for e in error.errors())
+    found = ((str(e["loc"][0]), *_wanted(e["msg"], e["input"])) for e in error.errors())
     return {key: f"{key}: {wanted}, not {given}" for key, wanted, given in found}
+
+
+def _wanted(message: str, value: object) -> tuple[str, str]:
+    """What is allowed, in plainer words than pydantic's, and what was given."""
+    wanted = message.removeprefix("Input ").partition(", unable to ")[0]
+    for theirs, ours in PLAIN_WORDS.items():
+        wanted = wanted.replace(theirs, ours)
+    hint = "; several values are for fedman sweep" if isinstance(value, str) and "," in value else ""
+    return wanted, shown(value) + hint
 
 
 def _fill_defaults(config: Config) -> Config:
@@ -419,7 +430,7 @@ def overrides(words: Iterable[str]) -> dict[str, str]:
     """KEY=VALUE words of a command line as a mapping."""
     values: dict[str, str] = {}
     for word in words:
-        key, sign, value = word.partition("=")
+        key, sign, value = (part.strip() for part in word.partition("="))
         if not sign or not key:
             raise UserError(f"{shown(word)}: expected KEY=VALUE, as in zeta=0.15")
         if key in values:

@@ -66,6 +66,7 @@ class MLflow(Tracker):
     package = "mlflow"
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], start: int) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # a dead server takes seconds, not minutes
         from mlflow import MlflowClient
 
         self.client, id_file = MlflowClient(), folder / "mlflow.id"
@@ -105,11 +106,12 @@ class WandB(Tracker):
 
         id_file = folder / "wandb.id"
         known = start and id_file.exists()
+        mode = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedman"),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             dir=folder, name=folder.name, config=dict(settings), reinit="create_new",
-            id=id_file.read_text() if known else None, resume="allow" if known else None,
+            id=id_file.read_text() if known else None, resume="allow" if known and mode == "online" else None,
             settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
         id_file.write_text(self.run.id)
@@ -145,8 +147,7 @@ def require_packages(log: str) -> None:
     """`UserError` if the package of a tracker is not installed."""
     for name, kind in parse(log).items():
         if kind.package and find_spec(kind.package) is None:
-            how = f"fedman[{name}]" if name in TRACKERS else kind.package
-            raise UserError(f"log: {name} is not installed; pip install '{how}'")
+            raise UserError(f"log: {name} is not installed; pip install {kind.package}")
 
 
 def open_trackers(log: str, folder: Path, settings: Mapping[str, Any], start: int) -> dict[str, Tracker]:

@@ -66,7 +66,7 @@ def test_a_named_sweep_and_parts_of_it():
     [
         ({"rho": "0.4"}, r"rho: 0.4 is no part of mine; it has 0.05, 0.3"),
         ({"rho": "-1"}, "rho: should be greater than or equal to 0"),
-        ({"rho": "x"}, "rho: should be a valid number"),
+        ({"rho": "x"}, "rho: should be a number"),
         ({"algorithm": "fedavg", "rho": "0.3"}, "mine: none of its runs has algorithm=fedavg rho=0.3 together"),
         ({"mu": "0.1"}, "mu: fedavg has no such hyper-parameter"),
         ({"zetta": "1"}, r"zetta: no such key; did you mean zeta\?"),

@@ -172,7 +172,7 @@ BAD = [
     (["learning_rate=0.1,0.2"], "learning_rate: no such key"),
     (["alpha=0.1,0.2"], "alpha: fedavg has no such hyper-parameter"),
     (["lr=0.1,0.1"], "lr: a value stands twice"),
-    (["lr=0.1,fast"], "lr: should be a valid number"),
+    (["lr=0.1,fast"], "lr: should be a number"),
     (["rounds=3,4"], "rounds: runs of different lengths cannot be compared"),
     (["lr=0.1,0.2", "--each", "zeta"], "each: 'zeta' has not several values; lr has"),
     (["lr=0.1,0.2", "--each", "lr"], "tune: one setting alone has lr=0.1; give a key several values"),

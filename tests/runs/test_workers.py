@@ -203,12 +203,21 @@ def test_progress_is_read_from_the_folder(tmp_path):
     assert seen[3:] == [{"round": 1}]
 
 
+def test_a_share_without_runs(tmp_path, capsys):
+    """As jobs have that are more than runs."""
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["sweep", *WORDS, "--shard", "1/16", "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().err == "fedman: shard 1/16: nothing to do; the 2 runs are in other shares\n"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--shard", "0/4"], "error: --shard: '0/4' is not I/N with I from 1 to N, as in 3/16"),
         (["--shard", "5/4"], "error: --shard: '5/4' is not I/N"),
         (["--shard", "x"], "error: --shard: 'x' is not I/N"),
+        (["--merge", "--shard", "1/2"], "error: --merge: name the folders to join and one to join them in"),
         (["--ray", "local", "--workers", "2"], "error: --workers: a Ray cluster has its own"),
         (["--ray", "127.0.0.1:1"], f"error: --ray: {'no cluster at' if HAS_RAY else 'Ray is not installed'}"),
     ],

@@ -266,7 +266,7 @@ def test_labels_that_are_no_classes_cannot_be_flipped():
         ({"attack": "signflip"}, "attack: no attack named 'signflip'; did you mean sign-flip?"),
         ({"attackers": 0.2}, "attackers: none has no such hyper-parameter (it has none)"),
         ({"attack": "sign-flip", "attackers": 1.5}, "attackers: should be less than or equal to 1, not 1.5"),
-        ({"attack": "sign-flip", "attackers": "x"}, "attackers: should be a valid number"),
+        ({"attack": "sign-flip", "attackers": "x"}, "attackers: should be a number"),
         ({"attack": "sign-flip", "attack_scale": -1}, "attack_scale: should be greater than or equal to 0, not -1"),
         ({"attack": "sign-flip", "attack_scale": "inf"}, "attack_scale: should be a finite number"),
         ({"attack": "label-flip", "attack_scale": 2}, "attack_scale: label-flip has no such hyper-parameter"),

@@ -38,7 +38,7 @@ def test_the_rates_of_a_run_are_in_its_records():
     [
         ("lr_schedule", "linear", "should be 'decay', 'constant' or 'cosine'"),
         ("warmup", -1, "should be greater than or equal to 0"),
-        ("warmup", 0.5, "should be a valid integer"),
+        ("warmup", 0.5, "should be a whole number"),
     ],
 )
 def test_schedules_that_are_not_there(key, value, wanted):

@@ -25,6 +25,7 @@ from fedman.cli.options import (
     ConfigOption,
     Device,
     Keys,
+    KeysCommand,
     Out,
     PresetOption,
     Resume,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 *TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help=f"Federated learning that lands in flat minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
     "layerwise activation norms (MAN).",
@@ -78,7 +80,7 @@ def load_torch(device: str) -> None:
     open_device(device)
 
 
-@app.command()
+@app.command(cls=KeysCommand)
 def run(
     keys: Keys = None,
     preset: PresetOption = None,
@@ -120,7 +122,7 @@ def run(
     print_result(settings, result.summary, out)
 
 
-@app.command()
+@app.command(cls=KeysCommand)
 def sweep(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
     preset: Annotated[
@@ -155,7 +157,7 @@ def sweep(
     fedman sweep --tuned runs/tune seed=0,1,2
     """
     if merge:
-        if out is None or not keys or preset or config or tuned:
+        if out is None or not keys or preset or config or tuned or workers or ray or shard:
             raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
         from fedman.runs.merge import merge_sweeps
 
@@ -179,7 +181,10 @@ def sweep(
     from fedman.runs import sweep
 
     if shard:
-        grid = sweep.shard(grid, *shard_numbers(shard))
+        every, grid = grid, sweep.shard(grid, *shard_numbers(shard))
+        if not grid:
+            print_message(f"shard {shard}: nothing to do; the {len(every)} runs are in other shares")
+            return
     left = sweep.unfinished(grid, out)
     if len(left) < len(grid):
         print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
@@ -187,10 +192,13 @@ def sweep(
     write_tables(sweep.tables(grid, out), out)
 
 
-@app.command()
+@app.command(cls=KeysCommand)
 def tune(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, comma lists")] = None,
-    preset: Annotated[str | None, typer.Option(help="a preset, or a sweep of settings; see `fedman list`")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="a preset, or a sweep of settings; see `fedman list`", autocompletion=preset_names),
+    ] = None,
     config: ConfigOption = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for the results", show_default="runs/PRESET or runs/tune")

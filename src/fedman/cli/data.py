@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedman.cli.options import Keys, PresetOption
+from fedman.cli.options import Keys, KeysCommand, PresetOption
 
 app = typer.Typer(no_args_is_help=True, help="Get data sets; show how they are split over clients.")
 
@@ -32,7 +32,7 @@ def get(
         typer.echo(f"{name} is part of the package; there is nothing to download")
 
 
-@app.command()
+@app.command(cls=KeysCommand)
 def show(
     keys: Keys = None,
     preset: PresetOption = None,

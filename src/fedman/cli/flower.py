@@ -8,14 +8,24 @@ from typing import Annotated
 
 import typer
 
-from fedman.cli.options import ConfigOption, Device, Keys, Out, PresetOption, Resume, run_folder, run_keys
+from fedman.cli.options import (
+    ConfigOption,
+    Device,
+    Keys,
+    KeysCommand,
+    Out,
+    PresetOption,
+    Resume,
+    run_folder,
+    run_keys,
+)
 from fedman.cli.output import print_message, print_result
 from fedman.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms on Flower, on many machines or simulated.")
 
 
-@app.command()
+@app.command(cls=KeysCommand)
 def simulate(
     keys: Keys = None,
     preset: PresetOption = None,

@@ -5,12 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from fedman.errors import UserError
 
 if TYPE_CHECKING:
     from fedman.config import Config
+
+
+class KeysCommand(TyperCommand):
+    """A command that takes keys. A key written as an option is told to be one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from fedman.config import config_class, registered
+
+            key = error.option_name.lstrip("-").replace("-", "_")
+            if key in config_class(registered()).model_fields:
+                raise UserError(f"{error.option_name}: not an option but a key; write {key}=VALUE") from None
+            raise
 
 
 def preset_names() -> list[str]:

@@ -214,8 +214,8 @@ def lookup(name: str) -> Spec:
     """The facts of a named data set; a name that is not known is an error that suggests the nearest."""
     if name in SPECS:
         return SPECS[name]
-    hint, forms = did_you_mean(name, SPECS) or ";", [scheme.form for scheme in SCHEMES.values()]
-    raise UserError(f"dataset: {name!r} is not known{hint} allowed are {', '.join([*SPECS, *forms])}")
+    allowed = ", ".join([*SPECS, *(scheme.form for scheme in SCHEMES.values())])
+    raise UserError(f"dataset: {name!r} is not known{did_you_mean(name, SPECS) or f'; allowed are {allowed}'}")
 
 
 def default_dir() -> Path:

@@ -59,7 +59,8 @@ def device_name(device: torch.device) -> str:
     """A device as a person would name it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} {'thread' if threads == 1 else 'threads'})"
 
 
 @contextmanager

@@ -171,5 +171,5 @@ def find_sweep(name: str | None) -> Preset | Sweep | None:
     """What a sweep starts from: a preset, a sweep of the paper, or nothing."""
     found: dict[str, Preset | Sweep] = {**PRESETS, **SWEEPS}
     if name is not None and name not in found:
-        raise UserError(f"preset: no preset named {name!r}{nearest(name, found)}")
+        raise UserError(f"preset: no preset named {name!r}{nearest(name, found) or '; see fedman list'}")
     return found[name] if name is not None else None

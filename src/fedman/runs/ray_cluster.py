@@ -19,10 +19,11 @@ class RayCluster(Workers):
     all machines share, such as a network drive."""
 
     def __init__(self, address: str, out: Path, device: str) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's next default; it warns without one
         try:
             import ray
         except ImportError:
-            raise UserError("--ray: Ray is not installed; it comes with fedman's extra 'flower'") from None
+            raise UserError("--ray: Ray is not installed; pip install 'ray[default]'") from None
         self.ray, self.out, self.device = ray, out.resolve(), device
         try:
             _knock(address)

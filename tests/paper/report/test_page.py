@@ -174,11 +174,14 @@ def test_light_and_dark(browser):
     ground = "getComputedStyle(document.body).backgroundColor"
     line = f"""{CURVES} [data-series="fedavg man"] path[style*="stroke: var"]"""
     curve = f"getComputedStyle(document.querySelector(`{line}`)).stroke"
+    legend = "getComputedStyle(document.querySelector('[data-toggle=fedavg] .dot')).backgroundColor"
     light = js(browser, ground), js(browser, curve)
+    assert js(browser, legend) == light[1]
     media(browser, scheme="dark")
     WebDriverWait(browser, 60).until(lambda b: js(b, ground) != light[0])
     dark = js(browser, ground), js(browser, curve)
     assert light[1] != dark[1]
+    assert js(browser, legend) == dark[1]
     browser.execute_script("document.getElementById('theme').click()")
     assert (js(browser, ground), js(browser, curve)) == light
     browser.refresh()

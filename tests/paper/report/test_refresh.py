@@ -23,7 +23,7 @@ def page(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_page_is_small(page):
-    assert page.stat().st_size < 6e6
+    assert page.stat().st_size < 3e6
     assert (ROOT / "docs/report.png").stat().st_size < 200_000
 
 

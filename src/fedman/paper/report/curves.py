@@ -120,6 +120,7 @@ def _panel(data: Comparison, members: Sequence[Series], partition: str, number: 
         xlim=(0, members[0].length),
         ylim=_limits(drawn, data.headline),
     )
+    axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc=f"{'upper' if data.headline.lower_is_better else 'lower'} right").set_gid("legend")
     title = f"{data.title}, {paper.partition_title(partition)}: {data.headline.name} over the rounds"
