@@ -21,7 +21,7 @@ PAGES = {
         "docs/data",
         "docs/text",
     ],
-    "Measure": ["docs/flatness", "docs/paper", "docs/field", "results/README", "benchmarks/RESULTS"],
+    "Measure": ["docs/flatness", "docs/paper", "docs/field", "results/README", "benchmarks/RESULTS", "benchmarks/neighbours/README"],
     "On many machines": ["docs/flower", "docs/flower-dropin", "docs/flower-tls", "docs/flower-faults"],
     "Look up": ["docs/site/api", "docs/coming-from", "docs/first-hour", "docs/reliability", "docs/architecture"],
     "Embedded data": ["src/fedman/data/DIGITS", "src/fedman/data/SHAKESPEARE"],
