@@ -59,7 +59,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,docs,tensorboard,flower]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,docs,tensorboard,mlflow,wandb,flower]'
 	touch $@
 
 $(VENV)/minimum/ready: pyproject.toml $(VENV)/ready-dev  # UV_TORCH_BACKEND=cpu: a torch without CUDA
