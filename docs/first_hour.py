@@ -112,7 +112,7 @@ ACTIONS = (
     Action(
         "run",
         "a grid in shares, as jobs play it",
-        f"for i in 1 2 3; do fedman sweep {SMALL} zeta=0,0.05 rounds=1 --shard $i/3 --out part-$i || exit; done; "
+        f"for i in 1 2 3; do fedman sweep {SMALL} zeta=0,0.05 rounds=1 --shard $i/3 --out part-$i; done; "
         "fedman sweep --merge part-* --out parts",
         "2 runs in parts, 2 of them finished",
     ),
@@ -166,7 +166,7 @@ ends in a traceback, and writes down what was seen. `SMALL` stands for `{SMALL}`
 | | what | command | exit code | seen |
 | --- | --- | --- | --- | --- |
 """
-WIDTH = 110  # of what is seen
+WIDTH = 300  # of what is seen
 
 
 def play(action: Action, folder: Path, python: Path) -> tuple[str, str]:
