@@ -94,6 +94,16 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_begins(tmp_path,
     assert not (tmp_path / "a/config.toml").exists()
 
 
+def test_trackers_are_closed_if_the_folder_refuses_the_run(tmp_path, told, monkeypatch):
+    def refuse(*_):
+        raise UserError("rounds.jsonl: damaged")
+
+    monkeypatch.setattr(RunFolder, "start", refuse)
+    with pytest.raises(UserError, match="damaged"):
+        fedman.run(**KEYS, log=OWN, out=tmp_path / "a")
+    assert told.seen == [("a", "fedavg", 0), None]
+
+
 @pytest.mark.parametrize(
     ("log", "message"),
     [

@@ -19,7 +19,7 @@ from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, partition
-from fedman.errors import UserError, did_you_mean, nearest
+from fedman.errors import UserError, did_you_mean, nearest, one_line
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
@@ -457,7 +457,7 @@ def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a TOML file: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{path}: not a TOML file: {one_line(error)}") from None
     tables = [key for key, value in values.items() if isinstance(value, dict)]
     if tables:
         raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")

@@ -31,6 +31,16 @@ class Interrupted(Exception):
         return str(self.args[1])
 
 
+def one_line(text: object, limit: int = 200) -> str:
+    """A text, or that of an exception, on one line of at most `limit` characters."""
+    return " ".join(str(text).split())[:limit]
+
+
+def describe(error: Exception, limit: int = 200) -> str:
+    """An exception on one line: its type and its text."""
+    return one_line(f"{type(error).__name__}: {error}", limit)
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """'; did you mean X?', or nothing if no name is similar: a slip, which seldom changes the first letter.
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, describe, nearest
 from fedman.parts import find
 
 Numbers = dict[str, int | float]
@@ -152,9 +152,9 @@ def require_packages(log: str) -> None:
 
 def open_trackers(log: str, folder: Path, settings: Mapping[str, Any], start: int) -> dict[str, Tracker]:
     """The trackers of a run, opened, by name. One that cannot be opened is a `UserError`, and the others are closed."""
-    opened: dict[str, Tracker] = {}
+    kinds, opened = parse(log), dict[str, Tracker]()
     try:
-        for name, kind in parse(log).items():
+        for name, kind in kinds.items():
             opened[name] = kind(folder, settings, start)
     except Exception as error:  # a tracker's package may raise anything
         for tracker in opened.values():
@@ -162,11 +162,6 @@ def open_trackers(log: str, folder: Path, settings: Mapping[str, Any], start: in
                 tracker.close(None)
         raise UserError(f"log: {name} cannot be opened ({describe(error)})") from error
     return opened
-
-
-def describe(error: Exception) -> str:
-    """An exception of a tracker's package on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def numbers(record: Mapping[str, Any], joint: str) -> Numbers:

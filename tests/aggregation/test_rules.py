@@ -10,7 +10,7 @@ from fedman.aggregation import AGGREGATIONS, Aggregation, Krum, Mean, Median, Mu
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.errors import UserError
-from fedman.runs.build import stackable
+from fedman.runs.build import stack_key
 from fedman.training.aggregate import weighted_sum
 from fedman.training.check import check_aggregation
 from tests.aggregation.rule_reference import RULES
@@ -212,9 +212,9 @@ def test_runs_of_other_rules_are_not_stacked():
         {"aggregation": "trimmed-mean"},
         {"aggregation": "trimmed-mean", "trim": 0.3},
     ]
-    kinds = [stackable(resolve(each)) for each in keys]
+    kinds = [stack_key(resolve(each)) for each in keys]
     assert len(set(kinds)) == 4
-    assert stackable(resolve({"aggregation": "median", "seed": 1, "zeta": 0.1})) == kinds[1]
+    assert stack_key(resolve({"aggregation": "median", "seed": 1, "zeta": 0.1})) == kinds[1]
 
 
 def test_the_mean_is_left_unsaid_and_other_rules_are_said():

@@ -11,7 +11,7 @@ from fedman.data import load, partition
 from fedman.data.validation import held_out, in_place_of_test, without
 from fedman.errors import UserError
 from fedman.paper.flatness.finished_runs import FinishedRun, select_samples
-from fedman.runs.build import build, stackable
+from fedman.runs.build import build, stack_key
 from tests.federations import SMALL
 
 DIGITS = load("digits")
@@ -99,6 +99,6 @@ def test_figures_are_of_the_part_and_the_test_set_is_not_looked_at():
 def test_runs_share_a_chunk_only_with_the_same_part():
     a, b = (resolve({**SMALL, "validation": share, "partition_seed": 1}) for share in (0.0, 0.1))
     c, d = (config.model_copy(update={"partition_seed": 2}) for config in (a, b))
-    assert stackable(a) == stackable(c)
-    assert stackable(b) != stackable(d)
-    assert stackable(b) == stackable(b.model_copy(update={"seed": 3, "partition": "iid"}))
+    assert stack_key(a) == stack_key(c)
+    assert stack_key(b) != stack_key(d)
+    assert stack_key(b) == stack_key(b.model_copy(update={"seed": 3, "partition": "iid"}))

@@ -167,6 +167,26 @@ def test_the_largest_round_is_captured_first_and_changes_nothing(seeds, monkeypa
             torch.testing.assert_close(b.models["all"][k], v, rtol=1e-9, atol=1e-11)
 
 
+class Demanding(torch.nn.Linear):
+    """Refuses an empty batch."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1) + 0 * x.amax())
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_clients_alone_in_their_chunk_take_no_empty_batches(chunk):
+    """Two runs in chunks of one client, and with a last chunk of one: as each run by itself."""
+    keys = {**SMALL, "clients": 4, "participation": 1, "rounds": 2, "unbalanced": 0.8, "chunk": chunk}
+    configs = [resolve({**keys, "seed": s, "execution": "vmap"}) for s in range(2)]
+    model, data, quiet = Demanding(64, 10), DIGITS["digits", None], lambda record: None
+    both = experiment.run_stacked(configs, data, [None] * 2, False, "cpu", [quiet] * 2, print, model)
+    for config, result in zip(configs, both, strict=True):
+        alone = experiment.run(config, data=data, model=model, device="cpu")
+        for k, v in alone.models["all"].items():
+            torch.testing.assert_close(result.models["all"][k], v)
+
+
 def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
     grid = cells({**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf"})
     said = []

@@ -176,30 +176,30 @@ def test_progress_is_read_from_the_folder(tmp_path):
     file = tmp_path / "rounds.jsonl"
     file.write_text('{"round": 1}\n')
     watch = workers._Watch(file, seen.append)
-    watch.look()
+    watch.poll()
     assert seen == []
     with file.open("a") as lines:
         lines.write('{"round": 2}\n{"rou')
-    watch.look()
+    watch.poll()
     assert seen == [{"round": 2}]
     with file.open("a") as lines:
         lines.write('nd": 3}\n')
-    watch.look()
+    watch.poll()
     assert seen[1:] == [{"round": 3}]
     file.write_text(json.dumps({"round": 1}) + "\n")  # resumed from the first round
-    watch.look()
+    watch.poll()
     with file.open("a") as lines:
         lines.write('{"round": 2}\n')
-    watch.look()
+    watch.poll()
     assert seen[2:] == [{"round": 2}]
     other = tmp_path / "other"
     other.write_text('{"round": 1, "loss": 1.25}\n{"round": 2, "loss": 1.125}\n')  # longer, and its lines lie elsewhere
     other.replace(file)
-    watch.look()
+    watch.poll()
     assert len(seen) == 3
     late = workers._Watch(tmp_path / "later.jsonl", seen.append)
     (tmp_path / "later.jsonl").write_text('{"round": 1}\n')
-    late.look()
+    late.poll()
     assert seen[3:] == [{"round": 1}]
 
 

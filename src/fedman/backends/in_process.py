@@ -63,7 +63,7 @@ class InProcess:
         largest = max(rounds, key=_size, default=()) if graphs is not None else ()
         if graphs is None or not 0 < _size(largest) <= self.chunk:
             return
-        with suppress(torch.OutOfMemoryError):  # met again when the round is played
+        with suppress(torch.OutOfMemoryError):  # raised again when the round is played
             work, _, _ = self._stack([Piece(a, a.round.cohort) for a in largest])
             graphs.capture(steps_of(work, self.executor.model))
 
@@ -72,7 +72,7 @@ class InProcess:
         if self.executor.device.type == "cuda":  # draw while it is busy
             pieces = [piece for chunk in self._chunks(upcoming) for piece in chunk]
             self._ahead = {_key(piece): self._draw(piece) for piece in pieces}
-        while True:  # what was computed stays; the graphs let go of their memory
+        while True:  # what was computed stays; the graphs free their memory
             with suppress(torch.OutOfMemoryError):
                 return [self._collect(assignment, parts) for assignment, parts in zip(now, done, strict=True)]
             self._make_room(max(len(part.work) for parts in done for part in parts))
@@ -127,7 +127,7 @@ class InProcess:
         return piece.of.federation.draw(piece.of.round, piece.clients)
 
     def _collect(self, assignment: Assignment, parts: list[Done]) -> Trained:
-        """What the cohort's local work comes to; nothing waits for the device."""
+        """The results of the cohort's local work; nothing waits for the device."""
         federation, state, cohort = assignment.federation, assignment.state, assignment.round.cohort
         ends = [federation.finish(done.work, done.result) for done in parts]
         memory, upload = (_join([end[i] for end in ends]) for i in (0, 1))
@@ -152,7 +152,7 @@ class InProcess:
         return _join([finish(done.work, result)[1] for done, result in zip(parts, results, strict=True)])
 
     def _make_room(self, clients: int) -> None:
-        """So many clients at once were too many for the device's memory: half of them from now on."""
+        """After a lack of memory with `clients` clients at once: half of them from now on."""
         if clients == 1:
             raise UserError("chunk: not even one client at a time fits into memory; use a smaller batch_size")
         self.chunk = clients // 2

@@ -35,7 +35,7 @@ from fedman.cli.options import (
     run_keys,
 )
 from fedman.cli.output import print_message, print_result, print_table
-from fedman.errors import Diverged, Interrupted, TooFew, UserError
+from fedman.errors import Diverged, Interrupted, TooFew, UserError, describe
 
 if TYPE_CHECKING:
     from fedman.config import Preset
@@ -450,9 +450,8 @@ def _report(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = next((frame for frame in reversed(frames) if "fedman" in Path(frame.filename).parts), frames[-1])
     where = f"{Path(ours.filename).name}:{ours.lineno}"
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     how = "please report this line and the command; FEDMAN_TRACEBACK=1 shows where it happened"
-    return f"internal error in fedman {version()}, {where}: {what}; {how}"
+    return f"internal error in fedman {version()}, {where}: {describe(error, 300)}; {how}"
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 def print_result(config: Config, summary: Summary, out: Path) -> None:
     """The result of a run in a few lines: the headline of each model, other figures, the clients, where it is."""
-    from fedman.runs.records import Headline, evaluated_on, figures, headline_of, used
+    from fedman.runs.records import Headline, evaluated_on, figures, headline_of, how_run
 
     compared = headline_of(summary)
     found = {
@@ -36,8 +36,7 @@ def print_result(config: Config, summary: Summary, out: Path) -> None:
     named += "" if (on := evaluated_on(summary["config"])) == "test" else f"on the {on} part "
     reached = summary["rounds_to_target"] or f"{config.rounds}+"
     target = f"; {config.target:g}{compared.unit} in round {reached}" if config.target else ""
-    how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
-    lines = [f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how}"]
+    lines = [f"{config.method}: {named}{found.pop(compared.name, '')}{target}; {how_run(summary)}"]
     lines += [f"{name} {values}" for name, values in found.items()]
     if "stopped" in summary:
         lines.append(f"stopped after round {summary['round']} of {config.rounds}: {summary['stopped']}")

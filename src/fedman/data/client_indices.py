@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 
 def check_parts(
@@ -44,7 +44,7 @@ def _indices(where: str, part: Any, samples: int) -> np.ndarray:
     try:
         array = np.asarray(part)
     except Exception as error:  # a user's object may raise anything
-        why = " ".join(str(error).split())[:80] or type(error).__name__
+        why = one_line(error, 80) or type(error).__name__
         raise UserError(f"{where}: is not an array of indices ({why})") from error
     if array.size == 0:
         raise UserError(f"{where}: has no samples")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedman.data.client_indices import group_by_client
 from fedman.data.dataset import Dataset, from_arrays
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, describe, nearest, one_line
 
 ACCEPTED = (
     "a Dataset; arrays (x_train, y_train, x_test, y_test); or (train, test) or {'train': ..., 'test': ...}, each of "
@@ -147,8 +147,8 @@ def _read(where: str, items: Any, pick: Callable[[Any], Raw]) -> Raw:
         try:
             arrays = [_array(each) for each in pick(items[i])]
         except Exception as error:  # a user's dataset may raise anything
-            why = str(error) if isinstance(error, UserError) else f"cannot be read ({type(error).__name__}: {error})"
-            raise UserError(f"{where}: sample {i} {' '.join(why.split())[:200]}") from error
+            why = str(error) if isinstance(error, UserError) else f"cannot be read ({describe(error)})"
+            raise UserError(f"{where}: sample {i} {one_line(why)}") from error
         if not stacked:
             stacked = [np.empty((n, *a.shape), a.dtype) for a in arrays]
         for name, a, all_of in zip(("input", "target"), arrays, stacked, strict=True):

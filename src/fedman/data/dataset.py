@@ -13,7 +13,7 @@ import numpy as np
 from fedman.data.catalog import PADDING, SCHEMES, SPECS, IidOrder, Progress, default_dir, lookup, own_files
 from fedman.data.client_indices import check_parts
 from fedman.data.images import holds_images, sample_shape
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 MAX_CLASSES = 1 << 18  # also of a vocabulary
 BLOCK = 1 << 17  # pixels counted at a time
@@ -184,7 +184,7 @@ def _array(field: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except Exception as error:  # a user's object may raise anything
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = one_line(error) or type(error).__name__
         raise UserError(f"{field} is not an array of numbers: {why}") from error
     if array.dtype.kind not in "biuf":
         raise UserError(f"{field} has dtype {array.dtype}; allowed are real numbers")

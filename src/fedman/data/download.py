@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 from fedman.data.catalog import Progress, Spec, default_dir, is_path, lookup
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 18
@@ -94,17 +94,12 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
             total = have + int(length) if length.isdigit() else 0
             done = _copy(url, response, part, have, total, progress)
     except urllib.error.HTTPError as error:
-        raise UserError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
+        raise UserError(f"{url}: the server answers {error.code} {one_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        reason = _line(getattr(error, "reason", "") or error) or type(error).__name__
+        reason = one_line(getattr(error, "reason", "") or error) or type(error).__name__
         raise UserError(f"{url}: the transfer failed ({reason}){f'; {resume}' if part.exists() else ''}") from error
     if done < total:
         raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {resume}")
-
-
-def _line(text: object) -> str:
-    """A message of the server or the system as one short line."""
-    return " ".join(str(text).split())[:120]
 
 
 def _open(url: str, have: int) -> http.client.HTTPResponse | None:

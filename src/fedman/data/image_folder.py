@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedman.data import files
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
@@ -84,7 +84,7 @@ def decode(file: Path, size: tuple[int, int], mode: str) -> np.ndarray:
         try:
             found = np.asarray(image.convert(mode), np.uint8)
         except DAMAGED as error:
-            raise UserError(f"{file}: is not a whole picture ({' '.join(str(error).split())[:80]})") from error
+            raise UserError(f"{file}: is not a whole picture ({one_line(error, 80)})") from error
     return found.reshape(size[1], size[0], CHANNELS[mode])
 
 
@@ -97,4 +97,4 @@ def _opened(file: Path) -> Any:
     try:
         return Image.open(file, formats=FORMATS)
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        raise UserError(f"{file}: is not a whole picture ({' '.join(str(error).split())[:80]})") from error
+        raise UserError(f"{file}: is not a whole picture ({one_line(error, 80)})") from error

@@ -19,7 +19,7 @@ from fedman.data.catalog import PADDING
 from fedman.data.client_indices import consecutive
 from fedman.data.convert import own_test_parts
 from fedman.data.dataset import Dataset, check_kind, check_samples, from_arrays
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 MAX_FILE = 1 << 30  # bytes of one JSON file; a file is read at a time
 MAX_BYTES = 16 << 30  # of all samples in memory
@@ -94,7 +94,7 @@ def _file(path: Path) -> Clients:
     try:
         content = json.loads(files.read_plain(path, MAX_FILE))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not a whole JSON file ({' '.join(str(error).split())[:80]})") from error
+        raise UserError(f"{path}: is not a whole JSON file ({one_line(error, 80)})") from error
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("x", "y")
@@ -78,7 +78,7 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.nd
         try:
             shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
         except BAD_HEADER as error:
-            raise UserError(f"{where} has no valid .npy header ({' '.join(str(error).split())[:80]})") from error
+            raise UserError(f"{where} has no valid .npy header ({one_line(error, 80)})") from error
         if dtype.kind not in "biuf":
             raise UserError(f"{where} has dtype {str(dtype)[:40]}; allowed are real numbers (objects never are)")
         size = dtype.itemsize * math.prod(shape)

@@ -20,7 +20,7 @@ from fedman.data import files, npz
 from fedman.data.catalog import PADDING, IidOrder
 from fedman.data.client_indices import check_parts, parts_of
 from fedman.data.dataset import Dataset, natural_clients
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 from fedman.parts import find
 
 STREAM = 14  # separates these draws from other uses of the same seed
@@ -128,7 +128,7 @@ def _owners(where: str, given: Any) -> np.ndarray | None:
     try:
         owners = np.asarray(given)
     except Exception as error:  # a user's object may raise anything
-        why = " ".join(str(error).split())[:80] or type(error).__name__
+        why = one_line(error, 80) or type(error).__name__
         raise UserError(f"{where}: is not an array of numbers ({why})") from error
     if owners.ndim == 2:
         return None
@@ -166,8 +166,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"partition: {path} cannot be read ({error.strerror or error})") from error
     except (*npz.BAD_HEADER, OverflowError) as error:
-        why = " ".join(str(error).split())[:80]
-        raise UserError(f"partition: {path} is not a whole {path.suffix} file ({why})") from error
+        raise UserError(f"partition: {path} is not a whole {path.suffix} file ({one_line(error, 80)})") from error
     raise UserError(f"partition: {path} must end in {', '.join(_FORMATS)}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 
 Atom = bytes | int | str | None  # a str is the name of a global
 
@@ -35,8 +35,7 @@ def read(data: bytes | bytearray, where: str, limit: int) -> list[Atom]:
     try:
         return list(_atoms(data, where, limit))
     except ValueError as error:
-        reason = " ".join(str(error).split())[:80]
-        raise UserError(f"{where}: is not a whole pickle of a CIFAR batch ({reason})") from error
+        raise UserError(f"{where}: is not a whole pickle of a CIFAR batch ({one_line(error, 80)})") from error
 
 
 def _atoms(data: bytes | bytearray, where: str, limit: int) -> Iterator[Atom]:

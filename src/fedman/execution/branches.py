@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedman.errors import describe
 from fedman.execution.base import Batch, Execution
 from fedman.execution.compiled import compile_graph
 from fedman.execution.device import strictly_deterministic
@@ -63,7 +64,7 @@ class Branches(OneByOne):
         return whole
 
     def _blocks(self, rows: int) -> list[slice]:
-        """So many rows in blocks."""
+        """`rows` rows, in blocks."""
         blocks, start = [], 0
         for size in self.sizes:
             while rows - start >= size:
@@ -106,9 +107,7 @@ class Branches(OneByOne):
             raise
         except Exception as error:  # the compiler's own, or a user's module's
             self.compiled, self.title = False, type(self).title
-            reason = " ".join(str(error).split())[:160]
-            message = f"{self.title}: not compiled, which is slower: {type(error).__name__}: {reason}"
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(f"{self.title}: not compiled, which is slower: {describe(error)}", stacklevel=2)
             return function
 
         def compiled(W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, ...]:

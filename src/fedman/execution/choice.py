@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman import kernels
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 from fedman.execution.base import Batch, Execution, is_large
 from fedman.execution.branches import Branches, Stack
 from fedman.execution.one_by_one import OneByOne
@@ -116,5 +116,5 @@ def _refused(execution: Execution, example: tuple[Tensor, Tensor]) -> str | None
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's module may raise anything
-        return " ".join(str(error).split())[:160]
+        return one_line(error)
     return None

@@ -3,7 +3,7 @@
 A graph has fixed shapes, addresses and numbers. So there is one graph per shape of the inputs (that is, per number of
 clients) and per value that is no input, its inputs are copied to their places once a round (graphs share them, since
 only one runs at a time), and the step's number is a counter on the device. A graph holds a few steps, so that what they
-carry on is copied back to its place less often. What is to be known after the last step is a graph of its own. A step
+carry on is copied back to its place less often. What is computed after the last step is a graph of its own. A step
 that cannot be captured (a user's model may ask the host something) runs step by step.
 """
 
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from fedman.errors import one_line
 
 Value = TypeVar("Value")
 Tensors = Mapping[str, Tensor]
@@ -33,7 +35,7 @@ class Steps:
     carry: Tensors  # before the first
     count: int
     fixed: Hashable = None  # tells steps apart whose tensors have the same shapes
-    figures: Step = lambda inputs, j, carry: {}  # figures(inputs, 0, carry): what is to be known after the last step
+    figures: Step = lambda inputs, j, carry: {}  # figures(inputs, 0, carry): what is computed after the last step
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +52,7 @@ class Graphs:
         self._stream = torch.cuda.Stream()  # one for all captures: what is freed on a stream serves that stream alone
 
     def clear(self) -> None:
-        """Let go of all graphs and their memory."""
+        """Free all graphs and their memory."""
         self._captured.clear()
         self._rooms.clear()
         self._pool = torch.cuda.graph_pool_handle()
@@ -71,8 +73,7 @@ class Graphs:
                 raise
             except RuntimeError as error:
                 self._captured[key] = None
-                reason = " ".join(str(error).split())[:160]
-                warnings.warn(f"no CUDA graph of this model, which is slower: {reason}", stacklevel=2)
+                warnings.warn(f"no CUDA graph of this model, which is slower: {one_line(error)}", stacklevel=2)
         return self._captured[key]
 
     def run(self, steps: Steps) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -46,7 +46,7 @@ def pick_precision(name: str, device: str, large: bool = False) -> str:
 
 
 def open_device(name: str) -> None:
-    """Set up the GPU of this name, if it is one, and import the kernels for it. What fails is met again in the run."""
+    """Set up the GPU of this name, if it is one, and import the kernels for it. Errors are left to the run."""
     with suppress(Exception):
         device = torch.device(pick_device(name))
         if device.type == "cuda":

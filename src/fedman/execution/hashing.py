@@ -37,8 +37,8 @@ def mix(x: Tensor, key: Tensor | int) -> Tensor:
 def bits(*keys: Tensor | int) -> Tensor:
     """63 random bits for every element of the broadcast keys, mixed in one after the other.
 
-    What the keys on the host come to is mixed there, and goes to the device with the first key that is on it: a dozen
-    small kernels a key would fill a GPU's queue, and a host that finds it full waits.
+    Leading keys on the host are mixed there, and the result is sent to the device of the first key that is on one: a
+    dozen small kernels a key would fill a GPU's queue, and a host that finds it full waits.
     """
     x = torch.zeros((), dtype=torch.int64)
     for key in keys:

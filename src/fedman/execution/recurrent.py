@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman import kernels
+from fedman.execution.stackable import OfAllModels, models_first
 from fedman.penalties.autograd import transforms_active
 
 States = tuple[Tensor, ...]
@@ -98,25 +99,14 @@ def _steps(x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return out[0], end[0]
 
 
-class _Steps(torch.autograd.Function):
-    """`_steps` under vmap: the kernels get all models at once."""
-
-    @staticmethod
-    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("a transform of torch.func other than vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+class _Steps(OfAllModels):
+    """`_steps` under vmap."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         from fedman.kernels.lstm import StackedLSTM
 
-        S = info.batch_size
-        stacked = [
-            v.expand(S, *v.shape) if dim is None else v.movedim(dim, 0) for v, dim in zip(inputs, in_dims, strict=True)
-        ]
+        stacked = (models_first(v, dim, info.batch_size) for v, dim in zip(inputs, in_dims, strict=True))
         return StackedLSTM.apply(*stacked), (0, 0)
 
 

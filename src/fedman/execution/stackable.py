@@ -75,7 +75,7 @@ def _conv2d(
     precision = "bf16" if x.dtype == torch.bfloat16 else "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
     if w.shape[1] <= IMAGE and kernel > 1:
         x, w, step, border = _patches(x, kernel, step, border), _as_patches(w), 1, 0
-    z: Tensor = _Stacked.apply(x, w, step, border, precision)
+    z: Tensor = _Convolution.apply(x, w, step, border, precision)
     return z if bias is None else z + bias.to(z.dtype)[:, None, None]
 
 
@@ -113,28 +113,32 @@ def _border(padding: Any, kernel: int) -> int | None:
     return height if height == width else None
 
 
-class _Stacked(torch.autograd.Function):
-    """A convolution under vmap: the kernels get all models at once."""
+class OfAllModels(torch.autograd.Function):
+    """A function under vmap that gets all models at once; a subclass has the rule `vmap`."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
+    def forward(*inputs: Any) -> Any:
         raise NotImplementedError("a transform of torch.func other than vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
+
+def models_first(v: Tensor, dim: int | None, size: int) -> Tensor:
+    """An input of a vmap rule with the dimension of the `size` models in front."""
+    return v.expand(size, *v.shape) if dim is None else v.movedim(dim, 0)
+
+
+class _Convolution(OfAllModels):
+    """A convolution by the kernels."""
+
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, *geometry: Any) -> Any:
         from fedman.kernels.convolution import StackedConv
 
-        x, w = (_first(v, dim, info.batch_size) for v, dim in zip((x, w), in_dims, strict=False))
+        x, w = (models_first(v, dim, info.batch_size) for v, dim in zip((x, w), in_dims, strict=False))
         return StackedConv.apply(x, w, *geometry), 0
-
-
-def _first(v: Tensor, dim: int | None, size: int) -> Tensor:
-    """The dimension of the models in front."""
-    return v.expand(size, *v.shape) if dim is None else v.movedim(dim, 0)
 
 
 def _attention(
@@ -157,17 +161,16 @@ def _attention(
     return out
 
 
-class _Attention(torch.autograd.Function):
-    """Attention under vmap: models and samples are one dimension."""
-
-    forward, setup_context = _Stacked.forward, _Stacked.setup_context
+class _Attention(OfAllModels):
+    """Attention, with models and samples as one dimension."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         *tensors, is_causal, scale = inputs
-        q, k, v = (_first(t, dim, info.batch_size).flatten(0, 1) for t, dim in zip(tensors, in_dims, strict=False))
+        S = info.batch_size
+        q, k, v = (models_first(t, dim, S).flatten(0, 1) for t, dim in zip(tensors, in_dims, strict=False))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
-        return out.unflatten(0, (info.batch_size, -1)), 0
+        return out.unflatten(0, (S, -1)), 0
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """A module's forward pass in training: random numbers from a key, statistics over the real samples of a batch.
 
-Both are caught where PyTorch's functions are called, whoever calls them: modules, functionals, a user's own layers.
+Both are replaced where PyTorch's functions are called: by modules, functionals and a user's own layers alike.
 
 - **Dropout** and other random numbers are a hash of (key, number of the call in the pass, coordinates of the entry). A
   client's key is its own in every step, so its masks are the same alone, in a stack, in a padded batch and after a
@@ -47,7 +47,7 @@ class TrainingPass(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _UNSEEDED:
-            _tell(func)
+            _warn_unseeded(func)
         if func not in _REPLACED:
             return func(*args, **kwargs)
         return _REPLACED[func](self, *args, **kwargs)
@@ -262,7 +262,7 @@ class TrainingPass(TorchFunctionMode):
 
 
 def _body(function: Any) -> Callable[..., Any]:
-    """The function without its question whether a mode wants to be called in its place."""
+    """The function without its check for a mode that overrides it: the calls inside it then go through the mode."""
     seen = {name: v for name, v in vars(F).items() if name != "__name__"} | {
         "has_torch_function": lambda tensors: False
     }
@@ -270,7 +270,7 @@ def _body(function: Any) -> Callable[..., Any]:
 
 
 attention_body = _body(F.multi_head_attention_forward)
-"""`F.multi_head_attention_forward`, called by a mode that wants to see its calls."""
+"""For modes that replace calls inside `F.multi_head_attention_forward`."""
 
 
 def _channels(x: Tensor, batched: bool = True) -> tuple[int, ...]:
@@ -296,7 +296,7 @@ def _checkpointed() -> bool:
     return hooks is not None and "checkpoint" in hooks[0].__qualname__
 
 
-def _tell(func: Callable[..., Any]) -> None:
+def _warn_unseeded(func: Callable[..., Any]) -> None:
     warnings.warn(
         f"the model calls {func.__name__}, whose random numbers do not come from the run's seed: "
         "runs repeated or resumed will differ",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedman.data.npz import HEADERS
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, UNREADABLE, UPLOAD, Order
 from fedman.training.settings import BUFFERS
 
@@ -125,8 +125,7 @@ def contents(answer: Message) -> RecordDict:
     """The records of a reply that is no error."""
     if answer.has_error():
         who = {UNREADABLE: "", REFUSED: "the client says: ", FORGOTTEN: "the client says: "}
-        reason = " ".join(str(answer.error.reason).split())
-        raise Refused(f"{who.get(answer.error.code, 'Flower says: ')}{reason:.200}")
+        raise Refused(f"{who.get(answer.error.code, 'Flower says: ')}{one_line(answer.error.reason)}")
     if not answer.has_content():
         raise Refused("reply: has nothing")
     return answer.content

@@ -19,7 +19,7 @@ from flwr.supercore.logger import update_console_handler
 
 from fedman.config import PARTS, Config
 from fedman.data.catalog import own_files
-from fedman.errors import Interrupted, UserError
+from fedman.errors import Interrupted, UserError, one_line
 from fedman.flower import client
 from fedman.flower.node import ALLOW
 from fedman.flower.server import refuse_simulated, serve
@@ -99,7 +99,7 @@ def _start_ray(config: Config, memory: Path, cpus: float, gpus: float) -> None:
             runtime_env={"env_vars": variables}, log_to_driver=False, logging_level=logging.CRITICAL,
         )  # fmt: skip
     except ConnectionError as error:
-        raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')}: {one_line(error)}") from None
     have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
     if have["CPU"] < cpus or have["GPU"] < gpus:
         ray.shutdown()

@@ -25,7 +25,7 @@ def side_by_side() -> Iterator[None]:
     """What this thread launches inside is compiled and loaded, all at the same time, and not run: what the kernels
     would write stays uninitialised.
 
-    A kernel that cannot be compiled says so when it is launched in earnest.
+    A kernel that cannot be compiled raises its error when it is launched outside.
     """
     here, run = threading.get_ident(), JITFunction.run
 
@@ -53,5 +53,5 @@ class _Loading:
 
     def _loaded(self, compiled: Callable[[], Any]) -> Any:
         kernel = compiled()
-        _ = kernel.run  # a property, made when it is first asked for
+        _ = kernel.run  # a property, made on first access
         return kernel

@@ -69,13 +69,9 @@ def _unpack(
         p = start + tl.arange(0, ROWS)
         at = (p * (O * KP) + p % PAIR * CP)[:, None, None] + k[None, :, :]  # the right of a pair: one pixel later
         mask = (p < PARTS)[:, None, None] & (tap < KS * KS)[None, :, None]
-        if CP % BC != 0:
-            mask = mask & (c < CP)[None, None, :]
         total += tl.sum(tl.load(part + at, mask=mask, other=0.0), 0)
     to, mask = c[:, None] * (KS * KS) + tap[None, :], (tap < KS * KS)[None, :]
     to += o * (C * KS * KS)
-    if CP % BC != 0:
-        mask = mask & (c < CP)[:, None]
     if CP > C:
         mask = mask & ((c < C)[:, None] | ((c == CP - 1)[:, None] & (tap == KS // 2 * (KS + 1))[None, :]))
         to = tl.where((c == CP - 1)[:, None], O * C * KS * KS + o, to)
@@ -85,13 +81,14 @@ def _unpack(
 def unpack(part: Tensor, out: Tensor, stage: Stage) -> None:
     """Sum of partial gradients [S, parts, O, K] into `out`, rows of gradients laid out like the parameters.
 
-    In the first stage, partial gradients of the left and the right of a pair alternate.
+    In the first stage, partial gradients of the left and the right of a pair alternate. In the others the number of
+    channels is a multiple of 16.
     """
     clients, parts, _, size = part.shape
     taps = triton.next_power_of_2(stage.kernel**2)
     block = stage.channels if stage.image else _block(stage.channels, 64)
     rows = min(triton.next_power_of_2(parts), max(1, 4096 // (taps * block)))
-    _unpack[(stage.out, triton.cdiv(stage.channels, block), clients)](
+    _unpack[(stage.out, stage.channels // block, clients)](
         part, out, out.stride(0), parts, *_channels(stage), size, ROWS=rows, TAPS=taps, BC=block,
     )  # fmt: skip
 

@@ -120,7 +120,7 @@ GRADIENT: Launch = {"BO": 32, "PROGRAMS": 800, "num_warps": 4, "num_stages": 2}
 
 
 def _whole_groups(stage: Stage, channels: int) -> int:
-    """Channels per program: about as many as asked for, but whole groups."""
+    """Channels per program: about `channels`, but whole groups."""
     return min(stage.out, max(channels, stage.out // stage.groups))
 
 

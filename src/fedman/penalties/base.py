@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from fedman.errors import UserError
+from fedman.errors import UserError, describe
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def attach(penalty: Penalty, model: nn.Module) -> Terms:
     except UserError:
         raise
     except Exception as error:  # a user's penalty may raise anything
-        why = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise UserError(f"penalty: {name}.attach failed for {type(model).__name__} ({why})") from error
+        raise UserError(f"penalty: {name}.attach failed for {type(model).__name__} ({describe(error)})") from error
     if not callable(getattr(attached, "terms", None)):
         raise UserError(f"penalty: {name}.attach returned {shown(attached)}, not an object with a method terms(weight)")
     return attached

@@ -33,8 +33,8 @@ from fedman.training.federation import Assignment, Federation
 from fedman.training.settings import Training
 
 
-def stackable(config: Config) -> tuple[object, ...]:
-    """Runs with the same value can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
+def stack_key(config: Config) -> tuple[object, ...]:
+    """Runs with the same key can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
     the algorithm's other numbers (a switch or a word of the algorithm decides the work).
 
     Runs in a chunk share the labels and what they are evaluated on: where attackers alter theirs, the seed and the
@@ -60,7 +60,7 @@ class Built:
         """Get ready for these rounds and for evaluating models as `w`: GPU kernels are compiled side by side."""
 
         def work() -> None:
-            with suppress(Exception):  # a user's algorithm may dislike what nobody computed; mistakes show in the round
+            with suppress(Exception):  # a user's algorithm may refuse values that are not computed
                 self.in_process.rehearse(rounds)
                 self.evaluator.rehearse(w)
 
@@ -77,7 +77,7 @@ def build(
     parts: Sequence[np.ndarray] | None = None,
     whole_run: bool = False,
 ) -> Built:
-    """The runs of several configurations that are `stackable`, or of one.
+    """The runs of several configurations with one `stack_key`, or of one.
 
     `model` replaces the configured one; `parts` are the clients' samples where they are not the configured partition.
     `whole_run`: all rounds are to be played in this process, so that compiling can pay.
@@ -125,7 +125,8 @@ def build(
     if not execution.stacks and where.type == "cpu":
         chunk = 1
     executor = Executor(execution, where, stopping or threading.Event())
-    one_shape = executor.graphs is not None or len(configs) > 1  # a graph and a stack of runs want draws of one shape
+    stacked = len(configs) > 1 and chunk > 1
+    one_shape = executor.graphs is not None or stacked  # a graph and a stack of runs want draws of one shape
     longest = max(len(part) for each in split for part in each) if one_shape else None
     federations = [
         Federation(

@@ -2,7 +2,7 @@
 
 What is kept of clients in this process lies in a file of its own (`fedman.runs.row_file`), to which only the rows that
 have changed are written; the tensors say where in it they are. The JSON is written last; the two newest checkpoints
-are kept, and a damaged one gives way to the other.
+are kept, and where one is damaged, the other is used.
 """
 
 from __future__ import annotations

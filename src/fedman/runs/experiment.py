@@ -19,7 +19,7 @@ from torch import nn
 from fedman.backends.base import Backend
 from fedman.config import Config
 from fedman.data import Dataset, load
-from fedman.errors import Diverged, Interrupted, StopRun, UserError
+from fedman.errors import Diverged, Interrupted, StopRun, UserError, describe
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
 from fedman.execution.transfer import Fetched
@@ -41,7 +41,7 @@ from fedman.runs.result import Result
 from fedman.runs.row_file import RowFile
 from fedman.runs.signals import stop_on_signal
 from fedman.runs.version import source, version
-from fedman.trackers import Tracker, describe, open_trackers, require_packages
+from fedman.trackers import Tracker, open_trackers, require_packages
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.evaluate import spread
 from fedman.training.federation import Assignment, Federation
@@ -86,7 +86,7 @@ def run_stacked(
     model: nn.Module | None = None,
     parts: Sequence[np.ndarray] | None = None,
 ) -> list[Result | Diverged]:
-    """Several runs side by side, their clients stacked into one chunk: `stackable` says which can be."""
+    """Several runs side by side, their clients stacked into one chunk: those with one `stack_key`."""
     device = pick_device(device)
     for config in configs:
         require_packages(config.log)
@@ -183,7 +183,11 @@ class Run:
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
         self.trackers = open_trackers(self.config.log, folder.path, self.settings, self.state.round)
-        self.records = folder.start(self.state.round, self.settings, last)
+        try:
+            self.records = folder.start(self.state.round, self.settings, last)
+        except BaseException:
+            self.__exit__()
+            raise
 
     @property
     def done(self) -> bool:
@@ -307,8 +311,7 @@ class Run:
             self.folder.write_ending(about)
 
     def finish(self) -> None:
-        """Write the last record, the summary and the models; of the checkpoints the last at most is kept."""
-        self.record()
+        """Write the summary and the models; of the checkpoints the last at most is kept."""
         last: Any = self._figures(self._scores(last=True), last=True) if self.stopped else self.records[-1]
         values = {
             "method": self.config.method,
@@ -353,7 +356,7 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
 
     While a GPU works on a round, the host writes the records of the round before.
     """
-    rounds = runs[0].config.rounds  # of all: see `stackable`
+    rounds = runs[0].config.rounds  # of all: see `stack_key`
     backend.prepare(planned_rounds(runs))
     while left := [run for run in runs if run.end is None]:
         if done := [run for run in left if run.done]:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from fedman.errors import UserError
+from fedman.errors import UserError, one_line
 from fedman.runs import manifest, records
 from fedman.runs.atomic import json_text, left_behind, toml_text, write_text, write_whole, writing
 from fedman.runs.checksums import Chain, file_sha256, is_summed, sha256
@@ -215,7 +215,7 @@ class RunFolder:
                 name, _, parameter = key.partition(".")
                 models.setdefault(name, {})[parameter] = v
         except BAD_TENSORS as error:
-            raise UserError(f"{self.model}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+            raise UserError(f"{self.model}: cannot be read ({one_line(error)})") from None
         return models
 
     def check(self) -> list[str]:

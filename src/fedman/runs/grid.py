@@ -90,7 +90,7 @@ def _product(
 
 
 def _named_parts(lists: Mapping[str, Collection[Any]]) -> Iterator[tuple[str, str, type[Any]]]:
-    """The parts that a grid names, by kind and name; those that are not there are told when a run is resolved."""
+    """The parts that a grid names, by kind and name; those that do not exist are an error when a run is resolved."""
     for kind, registry in PARTS.items():
         for name in lists.get(kind, ()):
             with suppress(UserError):

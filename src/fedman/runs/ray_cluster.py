@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedman.errors import UserError
-from fedman.runs.workers import LIVES, Stack, Workers, play
+from fedman.errors import UserError, one_line
+from fedman.runs.workers import ATTEMPTS, Stack, Workers, play
 
 
 class RayCluster(Workers):
@@ -26,13 +26,13 @@ class RayCluster(Workers):
             raise UserError("--ray: Ray is not installed; pip install 'ray[default]'") from None
         self.ray, self.out, self.device = ray, out.resolve(), device
         try:
-            _knock(address)
+            _require_listener(address)
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"--ray: no cluster at {address!r} ({' '.join(str(error).split())[:160]})") from None
+            raise UserError(f"--ray: no cluster at {address!r} ({one_line(error)})") from None
         task = ray.remote(_play)
         gpus = 1 if device == "cuda" else 0
-        self._task = task.options(max_retries=LIVES - 1, num_cpus=1, num_gpus=gpus)
+        self._task = task.options(max_retries=ATTEMPTS - 1, num_cpus=1, num_gpus=gpus)
         self._running: dict[Any, Stack] = {}
         self._token = self._leave_token()
 
@@ -77,8 +77,8 @@ class RayCluster(Workers):
         self.ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
+def _require_listener(address: str) -> None:
+    """Raise OSError if HOST:PORT refuses a connection: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -252,9 +252,10 @@ def headline_of(ending: Ending) -> Headline:
     return Headline(ending.get("headline", "accuracy"), ending.get("lower_is_better", False))
 
 
-def used(summary: Summary) -> str:
-    """How several clients were computed at once, to go on a line; nothing where that is not recorded."""
-    return f", {summary['execution']}" if "execution" in summary else ""
+def how_run(summary: Summary) -> str:
+    """In which time a run was played, on what and how: "3.2 s on cpu (2 threads), fp32, vmap"."""
+    execution = f", {summary['execution']}" if "execution" in summary else ""  # not in files of earlier versions
+    return f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{execution}"
 
 
 def figures(record: RoundRecord | Ending) -> dict[str, dict[str, float]]:

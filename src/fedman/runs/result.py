@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedman.errors import UserError
-from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of, used
+from fedman.runs.records import RoundRecord, Summary, evaluated_on, figure, figures, headline, headline_of, how_run
 from fedman.trackers import numbers
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ class Result:
         rounds = _several(len(self.rounds), "round")
         if "stopped" in summary:
             rounds += f" of {settings['rounds']} (stopped: {summary['stopped']})"
-        how = f"{summary['seconds']:.1f} s on {summary['device']}, {summary['precision']}{used(summary)}"
         return "\n".join(
             [
                 f"{summary['method']} on {settings['dataset']}, {clients}, {rounds}",
                 f"{evaluated_on(settings)} {best.name}: {', '.join(scores)}; {', '.join(others)}",
-                f"{how}; {f'written to {self.folder}' if self.folder else 'not written'}",
+                f"{how_run(summary)}; {f'written to {self.folder}' if self.folder else 'not written'}",
             ]
         )
 

@@ -81,7 +81,7 @@ class RowFile:
         return client in self.places
 
     def write(self, clients: Sequence[int], rows: State) -> None:
-        """Put down rows `[S, Q]` each, of which the host has the values."""
+        """Write rows, `[S, Q]` each, on the host."""
         content = {name: v.contiguous().view(torch.uint8).numpy() for name, v in rows.items()}
         with writing(self.path):
             if self._file < 0:

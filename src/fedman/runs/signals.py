@@ -27,8 +27,8 @@ def stop_on_signal(stopping: threading.Event) -> Iterator[list[int]]:
         caught.append(signum)
         stopping.set()
 
-    heeded = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
-    before = {s: signal.signal(s, handle) for s in heeded}
+    handled = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, handle) for s in handled}
     try:
         yield caught
     finally:

@@ -17,7 +17,7 @@ from fedman.execution.base import is_large
 from fedman.execution.device import pick_device
 from fedman.models.parameters import ParameterLayout
 from fedman.penalties import PENALTIES
-from fedman.runs.build import initial_model, stackable
+from fedman.runs.build import initial_model, stack_key
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
 from fedman.runs.ray_cluster import RayCluster
@@ -75,10 +75,10 @@ def _stacked(configs: Sequence[Config], data: Mapping[tuple[str, str | None], Da
         return [True] * len(configs)
     found: dict[object, bool] = {}
     for config in configs:
-        if (kind := stackable(config)) not in found:
+        if (kind := stack_key(config)) not in found:
             model = initial_model(config.model, data[config.source], config.make_task(), config.seed)
             found[kind] = not is_large(ParameterLayout.of(model).size)
-    return [found[stackable(config)] for config in configs]
+    return [found[stack_key(config)] for config in configs]
 
 
 def _useful_workers(cells: Sequence[Cell], device: str, small: bool) -> int:
@@ -94,7 +94,7 @@ def groups(configs: Sequence[Config], stacked: Sequence[bool], workers: int = 1)
     where there are runs enough. A run that is not `stacked` stays alone."""
     kinds: dict[object, list[int]] = {}
     for i, config in enumerate(configs):
-        kinds.setdefault(stackable(config) if stacked[i] else i, []).append(i)
+        kinds.setdefault(stack_key(config) if stacked[i] else i, []).append(i)
     made = []
     for members in kinds.values():
         config = configs[members[0]]
@@ -118,7 +118,7 @@ def shard(cells: Sequence[Cell], number: int, count: int) -> list[Cell]:
     """
     kinds: dict[object, list[Cell]] = {}
     for cell in cells:
-        kinds.setdefault(stackable(cell.config), []).append(cell)
+        kinds.setdefault(stack_key(cell.config), []).append(cell)
     row = [cell for kind in kinds.values() for cell in kind]
     whole, before, mine = sum(cell.cost for cell in row), 0.0, []
     for cell in row:

@@ -35,7 +35,7 @@ def version() -> str:
 
 @cache
 def source() -> Source:
-    """Where this code can be found again: a commit, a release, or why nobody can say."""
+    """Where this code can be found again: a commit, a release, or why neither is known."""
     archived = ARCHIVED.read_text(encoding="ascii").strip() if ARCHIVED.exists() else ""
     if re.fullmatch(r"[0-9a-f]{40,64}", archived):
         return {"commit": archived}

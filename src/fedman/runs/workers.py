@@ -29,8 +29,8 @@ from fedman.runs.grid import Cell
 from fedman.runs.records import Progress
 from fedman.runs.signals import stop_on_signal
 
-LIVES = 4  # workers that may die over one stack before the sweep gives up
-LOOK = 0.5  # seconds between two looks at the folders
+ATTEMPTS = 4  # processes that are started for one stack, if those before die, until the sweep gives up
+POLL_INTERVAL = 0.5  # seconds between two polls of the folders
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ def play_all(
                 while left and workers.is_free:
                     workers.start(left.pop(0))
                     under_way += 1
-                for warnings in workers.ended(LOOK):
+                for warnings in workers.ended(POLL_INTERVAL):
                     under_way -= 1
                     for message in warnings:
                         warn(message)
                 for watch in watches:
-                    watch.look()
+                    watch.poll()
         except BaseException:
             workers.stop(signal.SIGTERM)
             raise
@@ -132,13 +132,13 @@ def play_all(
 
 
 class _Watch:
-    """The records of a run, told as they are added to the file in its folder."""
+    """Reports the records of a run as they are added to the file in its folder."""
 
     def __init__(self, path: Path, progress: Progress) -> None:
         self.path, self.progress = path, progress
         self.file, self.seen = self._state()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         file, size = self._state()
         if self.file and (file != self.file or size < self.seen):  # written anew by a run that goes on
             self.seen = size
@@ -179,7 +179,7 @@ class _Worker:
     place: int
     process: Any
     answer: Connection
-    lives: int
+    attempts: int  # left, its own included
 
 
 @dataclass
@@ -197,9 +197,9 @@ class Processes(Workers):
 
     def start(self, stack: Stack) -> None:
         taken = {worker.place for worker in self._running}
-        self._begin(stack, min(set(range(self.count)) - taken), LIVES)
+        self._begin(stack, min(set(range(self.count)) - taken), ATTEMPTS)
 
-    def _begin(self, stack: Stack, place: int, lives: int) -> None:
+    def _begin(self, stack: Stack, place: int, attempts: int) -> None:
         context = multiprocessing.get_context("spawn")
         answer, theirs = context.Pipe(duplex=False)
         threads = max(1, (os.cpu_count() or 1) // self.count)
@@ -207,7 +207,7 @@ class Processes(Workers):
         process = context.Process(target=_work, args=(stack, self.device, gpu, threads, theirs))
         process.start()
         theirs.close()
-        self._running.append(_Worker(stack, place, process, answer, lives))
+        self._running.append(_Worker(stack, place, process, answer, attempts))
 
     def ended(self, seconds: float) -> list[list[str]]:
         if not self._running:
@@ -231,14 +231,14 @@ class Processes(Workers):
 
     def _replace(self, worker: _Worker) -> None:
         """Start another process in the place of one that died."""
-        if worker.lives == 1:
+        if worker.attempts == 1:
             code = worker.process.exitcode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            what = f"{worker.stack.names}: {LIVES} processes died over it, the last of {how}"
+            what = f"{worker.stack.names}: {ATTEMPTS} processes died over it, the last of {how}"
             raise UserError(
                 f"{what}{'; is memory short? fewer --workers need less' if code == -signal.SIGKILL else ''}"
             )
-        self._begin(worker.stack, worker.place, worker.lives - 1)
+        self._begin(worker.stack, worker.place, worker.attempts - 1)
 
     def stop(self, signum: int) -> None:
         for worker in self._running:
@@ -268,7 +268,7 @@ def _work(stack: Stack, device: str, gpu: int | None, threads: int, answer: Conn
 
 
 def _end_with_parent() -> None:
-    """End at once when the sweep is gone, so that nobody holds its folders."""
+    """End at once when the sweep has ended, so that its folders are not locked."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -37,7 +37,7 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the clients of a round bring back. On a GPU the tensors may still be in the making."""
+    """What the clients of a round bring back. On a GPU the tensors may still be queued."""
 
     clients: list[int]  # whose rows these are, in the cohort's order
     upload: State  # [S, P] each: always the client's model "w"; its buffers [S, Q], where it has any

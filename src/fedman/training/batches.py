@@ -125,8 +125,8 @@ class Batches:
             return self._prepared(j, self.layout)
         sample, window = _at(self.tensors["sample"], 1, j), _at(self.tensors["window"], 2, j)
         weight = _at(self.tensors["weight"], 1, j) if "weight" in self.tensors else None
-        if weight is not None and len(sample) == 1 and isinstance(j, int):  # one client alone needs no padding
-            n = self.counts[0][j]
+        # one client alone needs no padding, unless it has finished: a model need not take an empty batch
+        if weight is not None and len(sample) == 1 and isinstance(j, int) and (n := self.counts[0][j]):
             sample, window, weight = sample[:, :n], window[:, :, :n], None
         where = self.tensors["index"].gather(1, sample)
         key = _at(self.tensors["key"], 1, j)

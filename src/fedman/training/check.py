@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
-from fedman.errors import UserError
+from fedman.errors import UserError, describe
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
 from fedman.training.batches import Samples
@@ -40,7 +40,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
-            raise UserError(f"model: {name} cannot take samples of shape {_shape(x)} ({_reason(error)})") from error
+            raise UserError(f"model: {name} cannot take samples of shape {_shape(x)} ({describe(error)})") from error
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
         raise UserError(
             f"model: {name} returns {_got(output)} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted"
@@ -51,7 +51,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         found = {"loss": task.loss(output, y), **(scores := dict(task.scores(output, y)))}
     except Exception as error:  # so may a user's task
         shapes = f"outputs {_shape(output)} and targets {_shape(y)} a sample"
-        raise UserError(f"task: {kind} fails for {shapes} ({_reason(error)})") from error
+        raise UserError(f"task: {kind} fails for {shapes} ({describe(error)})") from error
     for what, value in found.items():
         if not isinstance(value, Tensor) or value.shape != (len(x),):
             raise UserError(
@@ -71,13 +71,13 @@ def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) 
         return
     played, parameter, found = copy.deepcopy(model).eval(), next(model.parameters()), []
 
-    def look(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note_single_value(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if args[0].numel() == args[0].shape[1]:
             found.append(name)
 
     for name, module in played.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(partial(look, name))
+            module.register_forward_pre_hook(partial(note_single_value, name))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         played(samples.inputs(samples.x[:1], parameter.dtype).to(parameter.device))
     if found:
@@ -136,19 +136,19 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
         stage = "step"
         after = algorithm.step(w, torch.cos, server, {**kept, **scratch}, hp)
         after, carried = after if isinstance(after, tuple) else (after, scratch)
-        _same(name, "step returns w", after, (3, 2))
-        _vectors(name, "step returns the vectors", carried, scratch, (3, 2))
+        _require_shape(name, "step returns w", after, (3, 2))
+        _require_vectors(name, "step returns the vectors", carried, scratch, (3, 2))
         stage = "finish"
         new, upload = algorithm.finish(after, server, {**kept, **carried}, hp)
-        _vectors(name, "finish returns the memory", new, memory, (3, 2))
-        _vectors(name, "finish returns the upload", upload, {"w", *upload}, (3, 2))
+        _require_vectors(name, "finish returns the memory", new, memory, (3, 2))
+        _require_vectors(name, "finish returns the upload", upload, {"w", *upload}, (3, 2))
         stage = "update"
         done = algorithm.update(server, {key: v.mean(0) for key, v in upload.items()}, 0.5)
-        _vectors(name, "update returns the vectors", done, server, (2,))
+        _require_vectors(name, "update returns the vectors", done, server, (2,))
     except UserError:
         raise
     except Exception as error:  # a user's algorithm may raise anything
-        raise UserError(f"algorithm: {name}.{stage} fails ({_reason(error)})") from error
+        raise UserError(f"algorithm: {name}.{stage} fails ({describe(error)})") from error
     for key, v, before in inputs:
         if not torch.equal(v, before):
             raise UserError(f"algorithm: {name} writes to its input {key}; a step must return new tensors")
@@ -166,7 +166,7 @@ def check_aggregation(rule: Aggregation) -> Aggregation:
     try:
         found = rule.aggregate(upload, share, server)
     except Exception as error:  # a user's rule may raise anything
-        raise UserError(f"aggregation: {name}.aggregate fails ({_reason(error)})") from error
+        raise UserError(f"aggregation: {name}.aggregate fails ({describe(error)})") from error
     if not isinstance(found, Mapping) or set(found) != set(upload):
         got = ", ".join(map(str, found)) or "nothing" if isinstance(found, Mapping) else type(found).__name__
         raise UserError(
@@ -187,7 +187,7 @@ def check_attack(attack: Attack) -> Attack:
     try:
         found = attack.upload(own, honest, theta)
     except Exception as error:  # a user's attack may raise anything
-        raise UserError(f"attack: {name}.upload fails ({_reason(error)})") from error
+        raise UserError(f"attack: {name}.upload fails ({describe(error)})") from error
     if not isinstance(found, Tensor) or found.shape != own.shape:
         raise UserError(f"attack: {name}.upload returns {_got(found)}; {tuple(own.shape)} is wanted here")
     return attack
@@ -197,23 +197,19 @@ def _got(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _same(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
+def _require_shape(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.shape != shape:
         raise UserError(f"algorithm: {name}.{what} with {_got(value)}; {shape} is wanted here")
 
 
-def _vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:
+def _require_vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:
     have, want = set(found), set(wanted)
     if have != want:
         listed = [", ".join(sorted(each)) or "nothing" for each in (have, want)]
         raise UserError(f"algorithm: {name}.{what} {listed[0]}; wanted is {listed[1]}")
     for key, value in found.items():
-        _same(name, f"{what.split(' the ')[0]} {key}", value, shape)
+        _require_shape(name, f"{what.split(' the ')[0]} {key}", value, shape)
 
 
 def _shape(x: Tensor) -> str:
     return str(tuple(x.shape[1:]))
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,8 +1,8 @@
 """What clients leave behind in this process: a row of named vectors for each that has taken part.
 
 Clients that have not taken part share the common start, so what is held grows with those seen, not with N. A round
-reads the rows of its cohort and writes them anew. New rows go to the device of the model; when its memory is full,
-those that have been left alone for longest make room, to the host's memory and from there to the run's disk.
+reads the rows of its cohort and writes them anew. New rows go to the device of the model; when its memory is full, the
+least recently written ones are moved to the host's memory, and from there to the run's disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedman.training.state import Notes
 HOST = torch.device("cpu")
 LAST = "last"
 """The name of a client's last upload in its row; memories are called `memory.NAME`."""
-SHARE = 0.6  # of the memory that was available at the start: rows take no more where they can go further out
+SHARE = 0.6  # of the memory that was available at the start: rows take no more where there is another level
 RESERVE = 0.1  # of a device's memory: stays free in any case
 SLABS = 64  # parts that a device's memory is taken in
 BLOCK = 64  # rows on their way to the disk at a time
@@ -35,7 +35,7 @@ class RowDisk(Protocol):
         """Whether it has a row of this client."""
 
     def write(self, clients: Sequence[int], rows: State) -> None:
-        """Put down these clients' rows; what checkpoints point at stays as it is."""
+        """Write these clients' rows; what checkpoints point at stays as it is."""
 
     def read(self, name: str, clients: Sequence[int]) -> Tensor:
         """One vector of these clients' rows, `[S, Q]` on the host, checked."""
@@ -137,7 +137,7 @@ class ClientRows:
         return len(self.levels) if self.disk is not None and k in self.disk else -1
 
     def _put(self, at: int, ids: list[int], rows: State) -> None:
-        """Put down rows on a level, or where it has no room on the next; older ones there make room."""
+        """Write rows to a level, or where it has no room to the next; older ones there are moved on."""
         if at == len(self.levels):
             return self._write(ids, {name: v.to(HOST) for name, v in rows.items()})
         level, is_last = self.levels[at], at + 1 == len(self.levels) and self.disk is None
@@ -184,11 +184,11 @@ class Slabs:
 
     def __init__(self, like: State, clients: int, device: torch.device, pinned: bool) -> None:
         self.like, self.device, self.pinned = like, device, pinned and device.type == "cpu"
-        self.limit, total = memory(device)
-        self.limit = int(SHARE * self.limit)
+        available, total = memory(device)
+        self.limit = int(SHARE * available)
         self.row_bytes = sum(v.nbytes for v in like.values())
-        of_two = 1 << max(1, total // SLABS).bit_length() - 1  # what pinned memory is rounded up to
-        self.height = min(clients, max(1, of_two // self.row_bytes))
+        slab_bytes = 1 << max(1, total // SLABS).bit_length() - 1  # pinned memory is rounded up to a power of two
+        self.height = min(clients, max(1, slab_bytes // self.row_bytes))
         self.tables: dict[str, list[Tensor]] = {name: [] for name in like}
         self.slots: dict[int, int] = {}  # client -> its row, counted over all slabs; the oldest first
         self.free: list[int] = []
@@ -199,7 +199,7 @@ class Slabs:
         return len(self.slots) + len(self.free)
 
     def grow(self, rows: int, without_limit: bool) -> None:
-        """Take more memory until so many rows are free, or until there is no more to be had."""
+        """Take more memory until so many rows are free, or until there is no more."""
         while len(self.free) < rows:
             size, (available, total) = self.height * self.row_bytes, memory(self.device)
             beyond = self.capacity * self.row_bytes + size > self.limit and not without_limit
@@ -222,7 +222,7 @@ class Slabs:
         return True
 
     def oldest(self, count: int) -> list[int]:
-        """The clients whose rows have been left alone for longest."""
+        """The clients whose rows were written least recently."""
         return [k for k, _ in zip(self.slots, range(count), strict=False)]
 
     def drop(self, clients: Collection[int]) -> None:

@@ -67,7 +67,7 @@ class Evaluator:
     def grade(self, scores: Sequence[Sequence[float]]) -> tuple[dict[str, float], float]:
         """The task's figures and the mean loss from rows of `scores`, on the host."""
         weight, *sums = (math.fsum(column) for column in zip(*scores, strict=True))
-        names = ("loss", *self._scored)
+        names = ("loss", *self.executor.execution.scored)
         means = {name: s / weight if weight else math.nan for name, s in zip(names, sums, strict=True)}
         return self.task.summarise(means), means["loss"]
 
@@ -75,10 +75,6 @@ class Evaluator:
         """The headline of every client that has test samples of its own, from `each` sample's scores."""
         rows = ([scores[i] for i in part] for part in self.parts or ())
         return [self.grade(own)[0][self.task.headline] for own in rows if own]
-
-    @property
-    def _scored(self) -> list[str]:
-        return self.executor.execution.scored or self.executor.model.scored
 
     def _scores(self, w: Tensor, each: bool) -> Tensor:
         def part(lo: int) -> Tensor:

@@ -81,7 +81,7 @@ def stack(works: Sequence[LocalWork]) -> LocalWork:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What the steps of S clients come to."""
+    """The results of the steps of S clients."""
 
     w: Tensor  # [S, P], the final models
     carried: State  # the last values of the algorithm's `scratch`, of the optimiser's state and of the buffers
