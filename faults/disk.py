@@ -230,15 +230,25 @@ def sound_or_refused(run: Path, log: Path, words: list[str], whole: dict[str, st
 
 
 def two_at_once(tally: Tally, scratch: Path, whole: dict[str, str]) -> None:
-    """The second run into a folder is refused, also if it comes when the first has just ended; the first does not
-    notice."""
-    out, log = scratch / "shared", scratch / "shared.log"
-    first = start([*WORDS, "--out", str(out)], scratch / "first.log")
-    wait_until(first, lambda: rounds_done(out) >= 1)
+    """The second run into a folder is refused; the first, which waits in a checkpoint meanwhile, does not notice."""
+    out, log, over = scratch / "shared", scratch / "shared.log", scratch / "over"
+    first = start([*WORDS, "--out", str(out)], scratch / "first.log", wait_before, "round-000002", str(out), str(over))
+    wait_until(first, lambda: rounds_done(out) >= 2)
     code = finish(start([*WORDS, "--out", str(out), "--resume"], log))
-    problem = refusal(code, log, "another ")  # run is writing to this folder, process has just finished this run
+    over.touch()
+    problem = refusal(code, log, "another run is writing to this folder")
     problem = problem or (None if finish(first) == 0 else "the first run failed") or different(out, whole)
     tally.check("two runs into one folder: the second refused", problem)
+
+
+def wait_before(name: str, out: str, over: str) -> None:
+    """Wait in every operation on a file of this name until there is a file `over`."""
+
+    def operation(event: str, path: str) -> None:
+        while name in path and not os.path.exists(over):
+            time.sleep(0.01)
+
+    on_operations(out, operation)
 
 
 def in_order(tally: Tally, scratch: Path) -> None:

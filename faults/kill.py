@@ -80,10 +80,8 @@ def polite(tally: Tally, folder: Path, words: list[str], whole: dict[str, str], 
     """SIGTERM, Ctrl-C and SIGHUP: a checkpoint, exit 143, 130 or 129, and a line that says how to go on."""
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         out, log = folder / how.name, folder / f"{how.name}.log"
-        process = start([*words, "--out", str(out)], log)
-        moment = rng.randint(1, ROUNDS // 2)
-        wait_until(process, lambda out=out, moment=moment: rounds_done(out) >= moment)  # type: ignore[misc]
-        code = end(process, how)
+        moment = f"round-{rng.randint(1, ROUNDS // 2):06d}"
+        code = finish(start([*words, "--out", str(out)], log, ask_at, moment, how, str(out)))
         line = tail(log)
         _, sign, command = line.partition("go on with: fedman ")
         if code != 128 + how:
@@ -93,6 +91,17 @@ def polite(tally: Tally, folder: Path, words: list[str], whole: dict[str, str], 
         else:
             problem = complete(shlex.split(command), log) or different(out, whole)
         tally.check(f"{how.name} saves, exits {128 + how}, says how to go on", problem)
+
+
+def ask_at(name: str, how: int, out: str) -> None:
+    """Send this process a signal in its first operation on a file of this name: one from outside could come late."""
+    first = iter([True])
+
+    def operation(event: str, path: str) -> None:
+        if name in path and next(first, False):
+            os.kill(os.getpid(), how)
+
+    on_operations(out, operation)
 
 
 def crash_points(tally: Tally, scratch: Path, small: bool) -> None:
@@ -160,9 +169,8 @@ def sweep(tally: Tally, scratch: Path, kills: int, rng: random.Random) -> None:
     problem = None if page == again else f"differ: {', '.join(name for name in page if page[name] != again.get(name))}"
     tally.check("the report of a killed sweep: page, pictures and tables have the same sha256", problem)
     asked = folder / "asked"
-    process = start([*words, str(asked)], log)
-    wait_until(process, lambda: _all_rounds(asked) >= 3)
-    code, line = end(process, signal.SIGTERM), tail(log)
+    code = finish(start([*words, str(asked)], log, ask_at, "round-000003", signal.SIGTERM, str(asked)))
+    line = tail(log)
     problem = None if code == 143 and "; go on with the same command" in line else f"exit {code}: {line}"
     problem = problem or complete([*words, str(asked)], log) or different_sweeps(outs[0], asked)
     tally.check("SIGTERM of a sweep: saves, exits 143, says how to go on", problem)

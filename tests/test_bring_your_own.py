@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedman.config import resolve
 from fedman.runs.folder import RunFolder
 from tests.cli.command_line import main_ok
 from tests.federations import Loop
+from tests.runs.test_experiment import SIGNALLED
 
 HERE = "tests.test_bring_your_own"
 
@@ -159,18 +159,11 @@ def test_killed_and_resumed(tmp_path):
     """kill -9 in the middle of a run; `--resume` finds the parts by their names."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(fedman.__file__).parents[1]), *sys.path])}
     keys = {**KEYS, **GIVEN, "rounds": 20, "checkpoint_seconds": 0.0}
-    words = [sys.executable, "-m", "fedman", "run", "--out", str(tmp_path / "killed"), "--device", "cpu"]
-    process = subprocess.Popen(
-        [*words, *(f"{key}={value}" for key, value in keys.items())],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+    words = ["run", "--out", str(tmp_path / "killed"), "--device", "cpu", *(f"{k}={v}" for k, v in keys.items())]
+    killed = [sys.executable, "-c", SIGNALLED.format(how=int(signal.SIGKILL)), *words]
+    done = subprocess.run(killed, capture_output=True, text=True, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     folder = RunFolder(tmp_path / "killed")
-    while len(folder.read_rounds()) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
     assert not folder.summary.exists()
     played = []
     again = fedman.run(**keys, out=folder.path, resume=True, device="cpu", progress=lambda r: played.append(r["round"]))

@@ -106,7 +106,7 @@ class WandB(Tracker):
 
         id_file = folder / "wandb.id"
         known = start and id_file.exists()
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedman"),
             mode=mode,

@@ -391,7 +391,7 @@ def test_help_starts_at_once_and_without_torch():
         started = spent()
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         seconds.append(spent() - started)
-    assert min(seconds) < 0.5
+    assert min(seconds) < 1.5  # 0.3 on a core of its own, 0.5 on a busy one; torch alone would take 2.5
 
 
 @pytest.mark.parametrize(

@@ -227,10 +227,19 @@ class Deployment:
             time.sleep(0.2)
 
 
+GIVEN: set[int] = set()
+"""Ports that were given out: a process that was to listen on one may not have begun to."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens, each time another one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in GIVEN:
+            GIVEN.add(port)
+            return port
 
 
 def answers(port: int) -> bool:

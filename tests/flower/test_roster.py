@@ -3,6 +3,7 @@
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,7 +28,7 @@ def queries(grid, node):
 
 def settle(found):
     """Refresh until all who answer have answered, and those who do not have been given up."""
-    end = time.monotonic() + 2
+    end = time.monotonic() + 60
     found.refresh()
     while found.hopeful and time.monotonic() < end:
         found.refresh()
@@ -73,17 +74,20 @@ def test_a_node_that_has_disconnected_is_replaced_without_a_query(grid):
     assert queries(grid, 102) == 1
 
 
-def test_a_silent_node_is_asked_again_after_a_while_and_waited_for_once(grid):
+def test_a_silent_node_is_asked_again_after_a_while_and_waited_for_once(grid, monkeypatch):
+    """By a clock of the test's own, of which half a second passes in steps of ten milliseconds."""
+    now = [0.0]
+    sleep = lambda seconds: now.append(now.pop() + seconds)  # noqa: E731
+    monkeypatch.setattr(roster, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     grid.alter = lambda query, reply: None if query.metadata.dst_node_id == 102 else reply
     found = Roster(grid, [10, 10, 10], own_data=False, stopping=threading.Event())
     hope = []
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    for _ in range(50):
         found.refresh()
         hope.append(found.hopeful)
-        time.sleep(0.01)
-    assert hope[:5] == [True] * 5
-    assert hope[-5:] == [False] * 5
+        sleep(0.01)
+    assert hope[:15] == [True] * 15
+    assert hope[25:] == [False] * 25
     assert queries(grid, 102) == 3
     grid.alter = lambda query, reply: reply
     found.wait(1)
@@ -97,7 +101,7 @@ def test_a_refused_node_that_is_mended_and_started_again_gets_in(grid):
     settle(found)
     assert list(found.refused) == [102]
     grid.nodes[102]["partition-id"] = 2
-    found.wait(2)
+    found.wait(30)
     assert found.nodes[2] == 102
     assert found.refused == {}
 
@@ -108,7 +112,7 @@ def test_waiting_ends_when_all_clients_are_there_whoever_else_is_silent(grid, mo
     grid.alter = lambda query, reply: None if query.metadata.dst_node_id < 10 else reply
     started = time.monotonic()
     Roster(grid, [10, 10, 10], own_data=False, stopping=threading.Event()).wait(30)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
 
 
 def ssh_keys(count):

@@ -18,6 +18,7 @@ from fedman.flower.server import refuse_simulated, serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.training.federation import Federation
 from tests.federations import forget, simulator
 from tests.flower.local_grid import LocalGrid
 
@@ -76,6 +77,19 @@ def test_the_same_bits_as_the_simulator_in_bf16(tmp_path):
     assert same(there, here)
     assert there.summary["precision"] == "bf16"
     assert not same(here, experiment.run(settings(algorithm="feddc", precision="fp32"), device="cpu"))
+
+
+def test_what_clients_receive_is_aligned_as_torch_aligns_it(tmp_path, monkeypatch):
+    """The last bit of a matrix product can depend on it; numpy's memory begins where it happens to."""
+    work, places = Federation.work, []
+
+    def noted(federation, drawn, vectors, memory):
+        places.extend(v.data_ptr() % 64 for v in vectors.values())
+        return work(federation, drawn, vectors, memory)
+
+    monkeypatch.setattr(Federation, "work", noted)
+    play(settings(algorithm="feddc", participation=1, rounds=1), tmp_path)
+    assert places == [0] * 5 * 2
 
 
 def test_bytes_that_are_sent_and_received(tmp_path):

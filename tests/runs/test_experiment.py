@@ -34,6 +34,23 @@ from tests.federations import SMALL
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 
+SIGNALLED = """
+import os
+from fedman.cli.commands import main
+from fedman.runs.folder import RunFolder
+
+append = RunFolder.append
+
+def append_and_signal(folder, record):
+    append(folder, record)
+    if record["round"] == 4:
+        os.kill(os.getpid(), {how})
+
+RunFolder.append = append_and_signal
+main()
+"""
+"""The command, to which a signal comes after its fourth record: one from outside could come when the run has ended."""
+
 
 def same_run(a, b):
     """Two run folders hold the same result, bit for bit."""
@@ -188,15 +205,13 @@ def test_an_interrupted_sweep_goes_on_with_its_own_command(tmp_path):
 )
 def test_a_killed_process_goes_on_to_the_same_result(tmp_path, whole, how):
     out = tmp_path / "killed"
-    process = subprocess.Popen([*FEDMAN, *RUN, "--out", str(out)], stderr=subprocess.PIPE, text=True)
-    wait_for_rounds(process, out, 4)
-    process.send_signal(how)
-    _, err = process.communicate(timeout=60)
+    words = [sys.executable, "-c", SIGNALLED.format(how=int(how)), *RUN, "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True)
     if how == signal.SIGKILL:
-        assert process.returncode == -how
+        assert done.returncode == -how, done.stderr
     else:
-        assert process.returncode == 128 + how
-        assert f"go on with: fedman run --out {out} --resume" in err
+        assert done.returncode == 128 + how, done.stderr
+        assert f"go on with: fedman run --out {out} --resume" in done.stderr
         assert not (out / "summary.json").exists()
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["run", "--out", str(out), "--resume"])

@@ -32,7 +32,8 @@ def worst_case_sharpness(
     >>> import torch
     >>> model, data = nn.Linear(2, 1, bias=False), (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1))
     >>> _ = nn.init.zeros_(model.weight)
-    >>> worst_case_sharpness(model, nn.functional.mse_loss, data, Ascent(rho=0.1, adaptive=False)).value  # ρ²‖x‖²
+    >>> found = worst_case_sharpness(model, nn.functional.mse_loss, data, Ascent(rho=0.1, adaptive=False))
+    >>> round(found.value, 6)  # ρ²‖x‖²
     0.25
     """
     loss_at = LossAt(model, loss, batches, **options)

@@ -44,7 +44,9 @@ def work(order: Order, node: Node, content: RecordDict) -> tuple[dict[str, np.nd
     starts = dict.fromkeys(travels.down, w) | ({} if buffers is None else {BUFFERS: buffers})
     dtype = str(w.dtype).removeprefix("torch.")
     arrays = read_arrays(content, SERVER, {name: (tuple(v.shape), dtype) for name, v in starts.items()})
-    vectors = {name: torch.from_numpy(v).to(w.device) for name, v in arrays.items()}
+    vectors = {  # copied: numpy aligns memory as it comes, and a matrix product's last bit can depend on that
+        name: torch.from_numpy(v).to(w.device, copy=True) for name, v in arrays.items()
+    }
 
     root = node.memory_dir or os.environ.get("FEDMAN_MEMORY") or "~/.local/state/fedman/memory"
     memory = ClientMemory(Path(root).expanduser(), order.run, order.client)
