@@ -264,8 +264,9 @@ class Run:
         self.records.append(record)
         if self.folder:
             self.folder.append(record)
-            last = self.state.round == self.config.rounds
-            if self.timer.is_due(self.state.round) if not last else self.stacked > 1:  # before one of a stack ends
+            is_last = self.state.round == self.config.rounds
+            due = self.stacked > 1 if is_last else self.timer.is_due(self.state.round)  # a stack: before one ends
+            if due:
                 self.save_checkpoint()
                 self.timer.restart()
         self._tell(record)

@@ -52,10 +52,14 @@ class RunFolder:
         except OSError:
             os.close(self._lock)
             raise UserError(f"{self.path}: another run is writing to this folder") from None
-        for file in (self.config, self.rounds, self.summary, self.diverged, self.model, self.manifest):
-            for staged in left_behind(file):
-                with writing(staged):
-                    staged.unlink()
+        try:
+            for file in (self.config, self.rounds, self.summary, self.diverged, self.model, self.manifest):
+                for staged in left_behind(file):
+                    with writing(staged):
+                        staged.unlink()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
