@@ -49,7 +49,7 @@ def words(tmp_path_factory):
 
 
 def play(*words):
-    done = subprocess.run([FEDMAN, *map(str, words)], capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    done = subprocess.run([FEDMAN, *map(str, words)], capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
 
 
@@ -79,7 +79,7 @@ def test_a_killed_sweep_goes_on_to_the_same_bits(words, swept, tmp_path):
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ENVIRONMENT
     )
-    end = time.monotonic() + 200
+    end = time.monotonic() + 600
     while not played(tmp_path, 2) and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)

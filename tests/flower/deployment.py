@@ -86,7 +86,7 @@ class Deployment:
             security += ["--ssl-ca-certfile", f"{certificates}/ca.crt", "--enable-supernode-auth"]
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         self._spawn("superlink", ["flower-superlink", *security, *address, *self._isolation, *extra])
-        self._until("the SuperLink to answer", lambda: answers(self.port), 120, "superlink")
+        self._until("the SuperLink to answer", lambda: answers(self.port), 300, "superlink")
         self._warm_up("superlink", self.port)
 
     def start_node(self, name: str, config: str = "", *security: str, wait: bool = True, mute: bool = False) -> None:
@@ -108,14 +108,14 @@ class Deployment:
         if not mute:
             self._warm_up(name, port)
         if wait:
-            self._until(f"SuperNode {name} to join", lambda: "SuperNode ID" in self.log(name), 120, name)
+            self._until(f"SuperNode {name} to join", lambda: "SuperNode ID" in self.log(name), 300, name)
 
     def start_nodes(self, configs: dict[str, str]) -> None:
         """Start several SuperNodes at once and wait for all."""
         for name, config in configs.items():
             self.start_node(name, config, wait=False)
         for name in configs:
-            self._until(f"SuperNode {name} to join", lambda name=name: "SuperNode ID" in self.log(name), 120, name)
+            self._until(f"SuperNode {name} to join", lambda name=name: "SuperNode ID" in self.log(name), 300, name)
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> None:
         """Kill a SuperLink or SuperNode with its SuperExec and apps."""
@@ -134,7 +134,7 @@ class Deployment:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def flwr(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def flwr(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """A `flwr` command in this deployment."""
         return subprocess.run(
             [BIN / "flwr", *words], env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
@@ -148,7 +148,7 @@ class Deployment:
         assert found, f"flwr run: {done.stdout}{done.stderr}{self.logs()}"
         return found[1]
 
-    def wait(self, run_id: str, timeout: float = 300) -> Run:
+    def wait(self, run_id: str, timeout: float = 600) -> Run:
         """Wait for a run's end; after the time limit an error with all logs."""
         end = time.monotonic() + timeout
         while True:
@@ -159,7 +159,7 @@ class Deployment:
                 raise TimeLimit(f"run {run_id} is still {status} after {timeout:.0f} s\n{self.logs()}")
             time.sleep(2)
 
-    def run(self, app: Path, config: str = "", timeout: float = 300) -> Run:
+    def run(self, app: Path, config: str = "", timeout: float = 600) -> Run:
         """Submit and wait."""
         return self.wait(self.submit(app, config), timeout)
 

@@ -98,6 +98,6 @@ def test_man_lowers_the_activations_of_the_example():
 def test_the_example_runs_as_it_is(tmp_path):
     with Deployment(tmp_path, warm=True) as federation:
         federation.start_nodes({f"node{k}": f"partition-id={k}" for k in range(2)})
-        run = federation.run(EXAMPLE, "num-server-rounds=1 num-nodes=2", timeout=300)
+        run = federation.run(EXAMPLE, "num-server-rounds=1 num-nodes=2")
     assert run.completed, run.details + run.log
     assert "round 1: accuracy" in run.log

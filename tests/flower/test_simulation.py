@@ -32,7 +32,7 @@ def start(*words, out, **options):
 
 def simulate(*words, out):
     process = start(*words, out=out)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=600)
     return process.returncode, stdout, stderr
 
 
@@ -49,11 +49,11 @@ def test_an_interrupted_and_resumed_run_has_the_simulators_bits(tmp_path):
     words = [*WORDS[1:], f"dataset=npz:{tmp_path}/mine.npz", "algorithm=feddc", "rounds=12"]
     out = tmp_path / "out"
     process = start(*words, out=out, start_new_session=True)
-    end = time.monotonic() + 200
+    end = time.monotonic() + 600
     while not (out / "checkpoint").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C on a terminal does
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     assert f"go on with: fedman flower simulate --out {out} --resume" in stderr
     assert "Traceback" not in stderr

@@ -70,7 +70,7 @@ def test_only_registered_keys_get_in(tmp_path):
         for name, (security, _) in refused.items():
             federation.start_node(name, "partition-id=0", *security, wait=False)
         for name, (_, reason) in refused.items():
-            assert federation.processes[name].wait(120) == 1, federation.log(name)
+            assert federation.processes[name].wait(300) == 1, federation.log(name)
             assert reason in federation.log(name)
             assert "SuperNode ID" not in federation.log(name)
 
@@ -79,7 +79,7 @@ def test_only_registered_keys_get_in(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         federation.kill("north")
         federation.start_node("north", wait=False)
-        assert federation.processes["north"].wait(120) == 1, federation.log("north")
+        assert federation.processes["north"].wait(300) == 1, federation.log("north")
         assert "SuperNode ID" not in federation.log("north")
 
         config = tmp_path / "deployment" / "home" / "config.toml"

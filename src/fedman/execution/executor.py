@@ -31,7 +31,8 @@ class Executor:
         self.execution, self.device, self.stopping = execution, device, stopping
         self.graphs = Graphs() if graphs is None and device.type == "cuda" else graphs
         self._copies = threading.local()
-        self._pool = ThreadPoolExecutor(torch.get_num_threads())
+        # a thread takes over `one_thread_each` when it asks how many it has; else its first product runs on all cores
+        self._pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.get_num_threads)
 
     @property
     def model(self) -> Execution:
