@@ -22,12 +22,14 @@ from fedman.runs.workers import Processes, Stack, play_all
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
 WORDS = ["dataset=digits", "clients=6", "participation=0.5", "epochs=1", "seed=0,1", "checkpoint_seconds=0.2"]
-LONG = [*WORDS, "algorithm=fedavg,feddyn", "rounds=100"]
+LONG = [*WORDS, "algorithm=fedavg,feddyn"]
+ROUNDS = {"cpu": "rounds=100", "cuda": "rounds=2000"}
 
 
-def start(*words, out):
+def start(*words, out, device="cpu"):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [Path(sys.executable).parent / "fedman", "sweep", *words, "--out", out, "--device", "cpu"]
+    words = ["sweep", *words, ROUNDS[device], "--out", out, "--device", device]
+    command = [Path(sys.executable).parent / "fedman", *words]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -62,8 +64,8 @@ def wait_for(condition, process, seconds=600):
 
 
 def checkpointed(out):
-    """The runs that have a checkpoint."""
-    return [path.parent.parent for path in Path(out).glob("*/checkpoint/round-*.json")]
+    """The runs that have a checkpoint of a round."""
+    return [path.parent.parent for path in Path(out).glob("*/checkpoint/round-*[1-9]*.json")]
 
 
 def assert_same(there, here):
@@ -78,20 +80,29 @@ def assert_same(there, here):
         assert plain[0] == plain[1]
 
 
+@pytest.fixture(
+    scope="module",
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def device(request):
+    """Where a sweep is played; workers share the one GPU."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(device, tmp_path_factory):
     """The long sweep, played in this process: stacks of two runs as two workers have them."""
     out = tmp_path_factory.mktemp("alone") / "sweep"
     with pytest.raises(SystemExit) as end:
-        main(["sweep", *LONG, "--out", str(out), "--device", "cpu", "--workers", "1"])
+        main(["sweep", *LONG, ROUNDS[device], "--out", str(out), "--device", device, "--workers", "1"])
     assert end.value.code == 0
     return out
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_replaced(alone, tmp_path):
+def test_a_worker_that_is_killed_is_replaced(device, alone, tmp_path):
     out = tmp_path / "sweep"
-    process = start(*LONG, "--workers", "2", out=out)
+    process = start(*LONG, "--workers", "2", out=out, device=device)
     wait_for(lambda: len(set(checkpointed(out))) == 4, process)
     victims = children(process.pid)
     assert len(victims) == 2
@@ -104,9 +115,9 @@ def test_a_worker_that_is_killed_is_replaced(alone, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, alone, tmp_path):
+def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, device, alone, tmp_path):
     out = tmp_path / "sweep"
-    process = start(*LONG, "--workers", "2", out=out)
+    process = start(*LONG, "--workers", "2", out=out, device=device)
     wait_for(lambda: len(set(checkpointed(out))) == 4, process)
     workers = children(process.pid)
     os.kill(process.pid, signum)
@@ -117,14 +128,15 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, alone, tm
     while any(map(alive, workers)):
         assert time.monotonic() < end
         time.sleep(0.1)
-    again = start(*LONG, "--workers", "2", out=out)
+    again = start(*LONG, "--workers", "2", out=out, device=device)
     _, stderr = again.communicate(timeout=600)
     assert again.returncode == 0, stderr
     assert_same(out, alone)
 
 
 @pytest.mark.slow
-def test_on_a_ray_cluster_the_same(alone, tmp_path):
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_on_a_ray_cluster_the_same(device, alone, tmp_path):
     """A cluster on this machine; one of its workers is killed while it plays."""
     out = tmp_path / "sweep"
     process = start(*LONG, "--ray", "local", out=out)
@@ -139,17 +151,18 @@ def test_on_a_ray_cluster_the_same(alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_shards_joined_are_the_whole(alone, tmp_path, capsys):
+def test_shards_joined_are_the_whole(device, alone, tmp_path, capsys):
     """One of them is killed while it plays; its command is then repeated."""
     parts = [tmp_path / f"part-{i}" for i in (1, 2)]
-    process = start(*LONG, "--shard", "1/2", "--workers", "1", out=parts[0])
+    process = start(*LONG, "--shard", "1/2", "--workers", "1", out=parts[0], device=device)
     wait_for(lambda: len(set(checkpointed(parts[0]))) == 2, process)
     process.kill()
     process.communicate()
     assert not list(parts[0].glob("*/summary.json"))
     for i, part in enumerate(parts, 1):
+        words = ["--shard", f"{i}/2", "--out", str(part), "--device", device, "--workers", "1"]
         with pytest.raises(SystemExit):
-            main(["sweep", *LONG, "--shard", f"{i}/2", "--out", str(part), "--device", "cpu", "--workers", "1"])
+            main(["sweep", *LONG, ROUNDS[device], *words])
     assert [len(list(part.glob("*/summary.json"))) for part in parts] == [2, 2]
     with pytest.raises(SystemExit) as end:
         main(["sweep", "--merge", *map(str, parts), "--out", str(tmp_path / "all")])
