@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class KeysCommand(TyperCommand):
-    """A command that takes keys. A key written as an option is told to be one."""
+    """A command that takes keys, and says so where one is written as an option: `--rounds 3`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
