@@ -195,6 +195,12 @@ class Run:
         return self.state.round >= self.config.rounds or self.stopped is not None
 
     @property
+    def _saves_last(self) -> bool:
+        """Whether a checkpoint follows the last round: in a stack, before one of it ends, so that after a kill between
+        two ends none is played alone. Not on a GPU, where models are large and their clients' rows gigabytes."""
+        return self.stacked > 1 and self.federation.device.type == "cpu"
+
+    @property
     def spent(self) -> float:
         """Seconds, those before a resume included. Of runs stacked together, each has its share of the time."""
         return self.before + (time.perf_counter() - self.started) / self.stacked
@@ -265,7 +271,7 @@ class Run:
         if self.folder:
             self.folder.append(record)
             is_last = self.state.round == self.config.rounds
-            due = self.stacked > 1 if is_last else self.timer.is_due(self.state.round)  # a stack: before one ends
+            due = self._saves_last if is_last else self.timer.is_due(self.state.round)
             if due:
                 self.save_checkpoint()
                 self.timer.restart()
