@@ -153,7 +153,7 @@ class Config(BaseModel):
     )
     deterministic: bool = Field(True, description="same seed, same bits on one GPU; false: the fastest kernels")
     chunk: Count | None = Field(None, description="clients worked on together [by model and device]")
-    checkpoint_seconds: NotNegative = Field(60.0, description="at least this long between checkpoints")
+    checkpoint_seconds: NotNegative = Field(60.0, description="least time between checkpoints; 0: after every round")
     keep_state: bool = Field(True, description="keep the last checkpoint, so that `rounds` can be raised later")
     log: str = Field("", description="trackers: tensorboard, mlflow, wandb or module:Name, joined by +")
 

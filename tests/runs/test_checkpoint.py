@@ -311,3 +311,27 @@ def test_a_checkpoint_ahead_of_the_records_is_refused(stopped, lines):
     with pytest.raises(UserError, match=r"rounds\.jsonl: ends before the checkpoint's round 3"):
         resumed(stopped)
     assert len(RunFolder(stopped).read_rounds()) == lines
+
+
+@pytest.mark.parametrize(("seconds", "writing", "due"), [(60, 1, [60, 121, 182]), (60, 12, [60, 192, 324])])
+def test_checkpoints_cost_a_tenth_of_the_time_at_most(seconds, writing, due, monkeypatch):
+    """Rounds of a second each, two stacked runs that write one after the other."""
+    now = 0.0
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now)
+    timer, begun = checkpoint.Timer(seconds), []
+    for t in range(1, 400):
+        now += 1
+        if timer.is_due(t):
+            begun.append(now)
+        for _ in range(2):
+            if timer.is_due(t):
+                now += writing / 2
+                timer.restart()
+    assert begun[:3] == due
+
+
+def test_a_checkpoint_after_every_round():
+    timer = checkpoint.Timer(0)
+    for t in range(1, 4):
+        assert timer.is_due(t)
+        timer.restart()

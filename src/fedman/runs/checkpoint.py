@@ -51,24 +51,31 @@ class Description(TypedDict):
     sha256: str  # the hash of all the above
 
 
+APART = 10
+"""Checkpoints are this many times as far apart as the last ones took to write: gigabytes of rows take seconds."""
+
+
 class Timer:
-    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart. Where a
-    process is killed while it writes them, all can go on from the round before, stacked as they were, to the same bits.
-    """
+    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart, and after
+    every round if that is 0. Where a process is killed while it writes them, all can go on from the round before,
+    stacked as they were, to the same bits."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.started = seconds, time.perf_counter()
+        self.seconds = self.pause = seconds
+        self.started = self.asked = time.perf_counter()
         self.round, self.due = 0, False  # the last round asked for, and the answer
 
     def is_due(self, t: int) -> bool:
         """Whether checkpoints are written after round t, which the first run that asks decides."""
         if t != self.round:
-            self.round, self.due = t, time.perf_counter() - self.started >= self.seconds
+            self.asked = time.perf_counter()
+            self.round, self.due = t, self.asked - self.started >= self.pause
         return self.due
 
     def restart(self) -> None:
-        """A checkpoint is written."""
+        """A checkpoint is written, the last one if several runs write theirs."""
         self.started = time.perf_counter()
+        self.pause = max(self.seconds, APART * (self.started - self.asked)) if self.seconds else 0.0
 
 
 def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:
