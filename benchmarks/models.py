@@ -273,19 +273,22 @@ KINDS = {
     "convolutions": r"^_conv|fprop|dgrad|convol",
     "attention": r"sdpa|flash|fusion::",
     "matrix products": r"nvjet|gemm|splitK",
-    "norms, activations, sums": r"triton|reduce_kernel|elementwise",
+    "sums, and what is computed on the way": r"triton_(red|per)|reduce_kernel",
+    "other norms, activations, casts": r"triton|elementwise",
 }
 """Kernels by their names; the first that fits counts."""
 
 
 def profile(name: str, device: str, precision: str, samples: int, epochs: int) -> None:
-    """The GPU's time for a client's epoch by kinds of kernels, and their launches: fedman's and central training's."""
+    """The GPU's time for a client's epoch by kinds of kernels, and their launches: fedman's without MAN and with it,
+    and central training's."""
     torch.manual_seed(0)
-    federated = Federated(make(name), device, precision, samples, epochs)
+    without, with_man = (Federated(make(name), device, precision, samples, epochs, zetas=(z,)) for z in (0.0, 0.15))
     alike = central(make(name), device, precision, samples, torch.are_deterministic_algorithms_enabled())
     steps = -(-samples // BATCH) * epochs
     for title, call, share in (
-        ("fedman", federated.play, CLIENTS * epochs),
+        ("ζ = 0", without.play, CLIENTS * epochs),
+        ("ζ = 0.15", with_man.play, CLIENTS * epochs),
         ("central", repeated(alike, steps), steps),
     ):
         call()
