@@ -229,7 +229,7 @@ def measure(name: str, device: str, precision: str, samples: int, epochs: int, r
     }
     several = 20 if device == "cuda" else 1
     calls = {which: (made.play, CLIENTS * epochs) for which, made in federated.items()}
-    calls["plain"] = plain(make(name), *options), 1
+    calls["plain"] = repeated(plain(make(name), *options), CLIENTS), CLIENTS
     alike = central(make(name), *options, torch.are_deterministic_algorithms_enabled())
     calls["central"] = repeated(alike, several), several
     calls["fastest"] = repeated(central(make(name), *options), several), several
