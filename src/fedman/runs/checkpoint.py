@@ -56,9 +56,9 @@ APART = 10
 
 
 class Timer:
-    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart, and after
-    every round if that is 0. Where a process is killed while it writes them, all can go on from the round before,
-    stacked as they were, to the same bits."""
+    """When runs that are stacked write their checkpoints: after the same rounds, at least `seconds` apart and
+    `APART` times as long as they took; after every round if `seconds` is 0. Where a process is killed while it writes
+    them, all can go on from the round before, stacked as they were, to the same bits."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = self.pause = seconds
@@ -73,7 +73,7 @@ class Timer:
         return self.due
 
     def restart(self) -> None:
-        """A checkpoint is written, the last one if several runs write theirs."""
+        """A checkpoint has been written. Of several runs each says so; the last one counts."""
         self.started = time.perf_counter()
         self.pause = max(self.seconds, APART * (self.started - self.asked)) if self.seconds else 0.0
 
