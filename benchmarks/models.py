@@ -3,6 +3,7 @@
     python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--epochs 5]
     python benchmarks/models.py --bits [MODEL ...]
     python benchmarks/models.py --kernels [MODEL ...]
+    python benchmarks/models.py --inductor realize_reads_threshold=4 [MODEL ...]
 
 - plain: a loop over clients in plain PyTorch, as other simulators have: load, forward, backward, clip, SGD;
 - fedman: a round of ten clients and five epochs, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;
@@ -13,7 +14,8 @@
 
 All are played in turns. Batches are of 50 images, the images random bytes. `--bits` plays three rounds twice, alone and
 two runs stacked, with two clients more than a block, and says whether the weights are the same to the bit; a second
-process with empty caches of compiled code must print the same digests. `--kernels` says what the GPU's time goes into.
+process with empty caches of compiled code must print the same digests. `--kernels` says what the GPU's time goes
+into. `--inductor` changes a whole number among the compiler's settings (`fedman.execution.compiled.ON_GPU`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from torch.nn.functional import cross_entropy
 from fedman.backends.in_process import InProcess
 from fedman.config import resolve
 from fedman.data import Dataset
+from fedman.execution.compiled import ON_GPU
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.models import build as build_model
 from fedman.runs.build import Built, build
@@ -318,11 +321,14 @@ def main() -> None:
     parser.add_argument("--bits", action="store_true", help="compare the bits of two runs")
     parser.add_argument("--kernels", action="store_true", help="what the GPU's time goes into")
     parser.add_argument("--fastest", action="store_true", help="deterministic=false")
+    parser.add_argument("--inductor", nargs=1, action="extend", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
+    ON_GPU.update((key, int(value)) for key, _, value in (setting.partition("=") for setting in options.inductor))
     device = pick_device(options.device)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     with matmul_precision(precision), determinism(not options.fastest, device):
-        print(f"{device_name(torch.device(device))}, {precision}, torch {torch.__version__}, {options.samples} images")
+        setting = f"{precision}, torch {torch.__version__}, {options.samples} images"
+        print(", ".join([device_name(torch.device(device)), setting, *options.inductor]))
         if not options.bits and not options.kernels:
             columns = (("plain", 9), ("ζ=0", 9), ("ζ=0.15", 9), ("MAN", 7), ("SAM", 7), ("central", 9), ("ratio", 8),
                        ("fastest", 9), ("ratio", 8), ("of plain", 9))  # fmt: skip

@@ -19,6 +19,13 @@ from fedman.data.catalog import default_dir
 
 Function = Callable[..., tuple[Tensor, ...]]
 
+ON_GPU: dict[str, Any] = {
+    "combo_kernels": True,  # many small casts in one launch
+    "combo_kernels_pointwise_only": True,
+    "realize_reads_threshold": 5,  # norms are computed again in the backward pass, not stored
+}
+"""Inductor's settings on a GPU; `benchmarks/models.py --inductor` compares others."""
+
 
 def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
     """`function` for tensors with the shapes of `example`, compiled."""
@@ -33,8 +40,7 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
     _share_operands()
     settings: dict[str, Any] = {"constant_and_index_propagation": not _has_large_numbers(graph)}
     if any(v.is_cuda for v in example):
-        settings["combo_kernels"] = settings["combo_kernels_pointwise_only"] = True  # many small casts in one launch
-        settings["realize_reads_threshold"] = 5  # norms are computed again in the backward pass, not stored
+        settings |= ON_GPU
     if torch.are_deterministic_algorithms_enabled():
         settings["deterministic"] = True  # sums are ordered by rule and not by stopwatch
         settings |= _without_fused_multiply_adds()
