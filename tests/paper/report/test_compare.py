@@ -5,7 +5,8 @@ import math
 import pytest
 
 from fedman.paper.report import narrative, tables
-from fedman.paper.report.compare import ABOVE, BELOW, NONE, POINT, STD
+from fedman.paper.report.compare import ABOVE, BELOW, NONE, POINT, STD, comparisons
+from fedman.paper.report.series import series
 from tests.paper.report.report_rows import compare, pair, row
 
 
@@ -82,6 +83,29 @@ def test_variants_and_other_zetas_stay_out_of_the_table():
         ("rho=0.1", 43.0, 44.0),
     ]
     assert [r[6] for r in tables.variants(found).rows] == ["−1.00", "−1.00", "–", "−1.00"]
+
+
+def test_another_model_is_compared_by_itself():
+    """Beside the paper's model, and where the paper has none beside the most frequent one; never with the paper."""
+    other = {"model": "resnet18_gn", "lr": 0.05}
+    rows = [*pair(40.0, 52.0, model="cifar_cnn"), *pair(50.5, 55.4, **other), row(54.0, man_logits=False, **other)]
+    papers, residual = comparisons(series(rows))
+    assert (papers.title, papers.in_paper, len(papers.cells)) == ("CIFAR-100", True, 2)
+    assert not papers.variants()
+    assert (residual.title, residual.name) == ("CIFAR-100 with resnet18_gn", "cifar100-resnet18-gn")
+    assert [(c.series.method, c.series.mean, c.target) for c in residual.cells] == [
+        ("FedAvg", 50.5, None), ("FedAvg+MAN", 55.4, None),
+    ]  # fmt: skip
+    assert [(changes, s.mean) for changes, s, _ in residual.variants()] == [("man_logits=false", 54.0)]
+    assert not residual.in_paper
+    assert tables.gains(residual).rows == [["FedAvg", "+4.90"]]
+    assert {r[4] for r in tables.all_runs(residual.all_series).rows} == {
+        "model=resnet18_gn", "model=resnet18_gn, man_logits=false",
+    }  # fmt: skip
+    models = ["mlp", "mlp", "small_cnn"]
+    own = [row(90.0, dataset="digits", zeta=0, model=name, seed=seed) for seed, name in enumerate(models)]
+    found = [(c.title, len(c.all_series[0].runs)) for c in comparisons(series(own))]
+    assert found == [("Digits", 2), ("Digits with small_cnn", 1)]
 
 
 def test_attacks_and_rules_have_a_table_of_their_own():

@@ -100,7 +100,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One data set and headline: the cells of its table, and what else was run on it."""
+    """One data set, model and headline: the cells of its table, and what else was run on it."""
 
     dataset: str
     headline: Headline
@@ -108,15 +108,18 @@ class Comparison:
     cells: list[Cell]
     others: list[Series]  # variants, and other ζ
     alone: bool = True  # whether all runs on this data set have this headline
+    model: str = ""  # where it is not the usual one of the data set
 
     @property
     def title(self) -> str:
-        return paper.title(self.dataset) + ("" if self.alone else f" ({self.headline.name})")
+        model = f" with {self.model}" if self.model else ""
+        return paper.title(self.dataset) + model + ("" if self.alone else f" ({self.headline.name})")
 
     @property
     def name(self) -> str:
         """For files and links."""
-        return slug(self.dataset) + ("" if self.alone else f"-by-{slug(self.headline.name)}")
+        model = f"-{slug(self.model)}" if self.model else ""
+        return slug(self.dataset) + model + ("" if self.alone else f"-by-{slug(self.headline.name)}")
 
     @property
     def figures_name(self) -> str:
@@ -125,8 +128,8 @@ class Comparison:
 
     @property
     def in_paper(self) -> bool:
-        """Whether the paper has a table for this data set."""
-        return self.dataset in paper.TABLES and self.headline == Headline()
+        """Whether the paper has a table for this data set and model."""
+        return self.dataset in paper.TABLES and self.headline == Headline() and not self.model
 
     @property
     def penalties(self) -> list[str]:
@@ -239,11 +242,11 @@ class Comparison:
 
 
 def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
-    """A comparison for each data set and headline; the series are in the paper's order."""
+    """A comparison for each data set, model and headline; the series are in the paper's order."""
     made = []
     known = list(all_series)
     kinds = Counter(dataset for dataset, _ in {(s.dataset, s.headline) for s in known})
-    for (dataset, headline), group in groupby(known, lambda s: (s.dataset, s.headline)):
+    for (dataset, headline, model), group in groupby(known, lambda s: (s.dataset, s.headline, s.model)):
         members = list(group)
         usual: dict[str, Counter[float]] = {}
         for s in members:
@@ -255,13 +258,13 @@ def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
         main = [s for s in members if not s.variant and s.zeta in (0, zetas.get(s.penalty))]
         cells = [Cell(s, printed(s)) for s in main]
         others = [s for s in members if s not in main]
-        made.append(Comparison(dataset, headline, zetas, cells, others, kinds[dataset] == 1))
+        made.append(Comparison(dataset, headline, zetas, cells, others, kinds[dataset] == 1, model))
     return made
 
 
 def printed(s: Series, partition: str | None = None) -> Target | None:
     """The paper's figures for a series, or for its method on another partition; None where the paper has none."""
-    if not s.papers_method or s.headline != Headline():
+    if not s.papers_method or s.model or s.headline != Headline():
         return None
     return paper.target(s.dataset, partition or s.partition, s.algorithm, bool(s.penalty))
 

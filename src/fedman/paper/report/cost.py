@@ -63,7 +63,7 @@ def runs(all_series: Sequence[Series]) -> Table:
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for s in all_series:
         for run in s.runs:
-            if not s.variant and "diverged" not in run:
+            if not s.changed and "diverged" not in run:
                 beside = f", {run['stacked']} stacked" if run.get("stacked") else ""
                 key = s.dataset, s.method, f"{run['device']}{beside}", run["precision"]
                 groups.setdefault(key, []).append(run["seconds"])

@@ -128,7 +128,8 @@ def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
     if not found.rows and not found.tunings:
         return None
     rows = {identity(row): row for row in (*papers, *found.rows) if row["config"].get("dataset") == DATASET}
-    members = [s for s in series(list(rows.values())) if s.headline == Headline() and s.algorithm in TUNED]
+    usual_model = (s for s in series(list(rows.values())) if s.headline == Headline() and not s.model)
+    members = [s for s in usual_model if s.algorithm in TUNED]
     choices = {_method(tried["config"]): tried for t in found.tunings for tried in t["settings"] if tried["chosen"]}
     usual = [s for s in members if s.papers_method and s.zeta in (0, ZETA[DATASET])]
     tuned = [s for s in usual if (choice := choices.get((s.algorithm, s.penalty))) and _same(s, choice)]

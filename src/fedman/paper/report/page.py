@@ -193,7 +193,7 @@ def _dataset(data: Comparison) -> Section:
         Group("Convergence", curve, curves.convergence(data), columns, names, penalties),
         Group("Clients", own, curves.clients(data), columns, names, penalties),
         Group(tables=[tables.clients(data), *rounds, *readings, tables.gains(data)]),
-        Group("Partitions", held, partitions.pictures(data), columns),
+        Group("Partitions", held, [] if data.model else partitions.pictures(data), columns),
     ]
     return Section(data.name, data.title, groups=groups, narrow=columns == 1)
 

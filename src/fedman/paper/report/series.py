@@ -78,6 +78,12 @@ class Series(Setting):
 
     headline: Headline
     runs: list[ResultRow] = field(repr=False, compare=False)
+    model: str = ""  # where it is not the usual one of the data set
+
+    @property
+    def changed(self) -> str:
+        """All that is not usual: the model and the variant."""
+        return ", ".join(filter(None, (f"model={self.model}" if self.model else "", self.variant)))
 
     @cached_property
     def values(self) -> list[float]:
@@ -203,26 +209,29 @@ def slug(name: str) -> str:
 def series(rows: Sequence[ResultRow]) -> list[Series]:
     """All series of these runs, in the paper's order.
 
-    Usual values are the paper's for its data sets, else the most frequent ones of the data set and algorithm among runs
-    with one headline. Runs that differ in precision alone make two series; the one with more seeds, or of the more
-    frequent precision, is the main one, and has the runs that diverged, whose precision is not recorded.
+    Usual values are the paper's for its data sets and models, else the most frequent ones of the data set, model and
+    algorithm among runs with one headline. Runs that differ in precision alone make two series; the one with more
+    seeds, or of the more frequent precision, is the main one, and has the runs that diverged, whose precision is not
+    recorded.
     """
     headlines = _headlines(rows)
-    configs: dict[tuple[str, str, Headline], list[Settings]] = {}
-    for row, compared in zip(rows, headlines, strict=True):
-        configs.setdefault((axes(row)["dataset"], axes(row)["algorithm"], compared), []).append(said(row["config"]))
+    models = _other_models(rows, headlines)
+    configs: dict[tuple[str, str, str, Headline], list[Settings]] = {}
+    for row, model, compared in zip(rows, models, headlines, strict=True):
+        key = axes(row)["dataset"], model, axes(row)["algorithm"], compared
+        configs.setdefault(key, []).append(said(row["config"]))
     usual = {key: _most_frequent(members) for key, members in configs.items()}
     frequency = Counter(map(_precision, rows))
-    groups: dict[tuple[Setting, Headline], dict[str, dict[int, ResultRow]]] = {}
-    for row, compared in zip(rows, headlines, strict=True):
+    groups: dict[tuple[Setting, str, Headline], dict[str, dict[int, ResultRow]]] = {}
+    for row, model, compared in zip(rows, models, headlines, strict=True):
         a, config = axes(row), said(row["config"])
-        known = usual[a["dataset"], a["algorithm"], compared]
-        changes = _changes(config, known | (_papers(config) if compared == Headline() else {}))
+        known = usual[a["dataset"], model, a["algorithm"], compared]
+        changes = _changes(config, known | (_papers(config) if compared == Headline() and not model else {}))
         setting = Setting(a["dataset"], a["partition"], a["algorithm"], penalty_of(config), a["zeta"], changes)
-        group = groups.setdefault((setting, compared), {})
+        group = groups.setdefault((setting, model, compared), {})
         group.setdefault(_precision(row), {}).setdefault(a["seed"], row)
     made = []
-    for (setting, compared), by_precision in groups.items():
+    for (setting, model, compared), by_precision in groups.items():
         unknown = by_precision.pop("", {})
         main = max(by_precision, key=lambda p: (len(by_precision[p]), frequency[p], p), default="")
         by_precision[main] = unknown | by_precision.get(main, {})
@@ -230,8 +239,22 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
             other = "" if precision == main else f"precision={precision}"
             variant = ", ".join(filter(None, (setting.variant, other)))
             runs = [by_seed[seed] for seed in sorted(by_seed)]
-            made.append(Series(**(vars(setting) | {"variant": variant}), headline=compared, runs=runs))
+            made.append(Series(**(vars(setting) | {"variant": variant}), headline=compared, runs=runs, model=model))
     return sorted(made, key=_order)
+
+
+def _other_models(rows: Sequence[ResultRow], headlines: Sequence[Headline]) -> list[str]:
+    """The model of each run where it is not the usual one: the paper's, else the most frequent one on these data."""
+    places = [(axes(row)["dataset"], compared) for row, compared in zip(rows, headlines, strict=True)]
+    models = [str(row["config"].get("model", "")) for row in rows]
+    found: dict[tuple[str, Headline], list[str]] = {}
+    for place, model in zip(places, models, strict=True):
+        found.setdefault(place, []).append(model)
+    usual = {
+        (dataset, compared): _papers({"dataset": dataset}).get("model") or statistics.mode(sorted(names))
+        for (dataset, compared), names in found.items()
+    }
+    return ["" if model == usual[place] else model for place, model in zip(places, models, strict=True)]
 
 
 def _headlines(rows: Sequence[ResultRow]) -> list[Headline]:
@@ -258,7 +281,7 @@ def papers_variant(config: Settings) -> str:
 
 
 def _order(s: Series) -> tuple[object, ...]:
-    data = position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better
+    data = position(paper.TITLES, s.dataset), s.dataset, s.headline.name, s.headline.lower_is_better, s.model
     place = position(paper.PARTITIONS, s.partition), s.partition
     return *data, *place, method_order(s.algorithm), s.algorithm, penalty_order(s.penalty), s.zeta, s.variant
 

@@ -279,7 +279,7 @@ def all_runs(all_series: Sequence[Series]) -> Table:
     rows = []
     for s in all_series:
         for run, value in zip(s.runs, s.values, strict=True):
-            row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.variant, str(run["config"]["seed"])]
+            row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.changed, str(run["config"]["seed"])]
             name = f"{s.headline.name} " if figure == "headline" else ""
             row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
