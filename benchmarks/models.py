@@ -3,7 +3,7 @@
     python benchmarks/models.py [MODEL ...] [--device cpu|cuda] [--repeats 5] [--samples 500] [--epochs 5]
     python benchmarks/models.py --bits [MODEL ...]
     python benchmarks/models.py --kernels [MODEL ...]
-    python benchmarks/models.py --inductor realize_reads_threshold=4 [MODEL ...]
+    python benchmarks/models.py --inductor realize_reads_threshold=5 [MODEL ...]
 
 - plain: a loop over clients in plain PyTorch, as other simulators have: load, forward, backward, clip, SGD;
 - fedman: a round of ten clients and five epochs, FedAvg, without MAN and with ζ = 0.15, over its clients and epochs;

@@ -22,7 +22,6 @@ Function = Callable[..., tuple[Tensor, ...]]
 ON_GPU: dict[str, Any] = {
     "combo_kernels": True,  # many small casts in one launch
     "combo_kernels_pointwise_only": True,
-    "realize_reads_threshold": 5,  # norms are computed again in the backward pass, not stored
 }
 """Inductor's settings on a GPU; `benchmarks/models.py --inductor` compares others."""
 
