@@ -25,7 +25,15 @@ from PIL import Image
 from fedman.paper.report import command
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/paper.md", "docs/field.md", "docs/text.md", "docs/reliability.md", "results/README.md")
+PAGES = (
+    "README.md",
+    "docs/paper.md",
+    "docs/field.md",
+    "docs/models.md",
+    "docs/text.md",
+    "docs/reliability.md",
+    "results/README.md",
+)
 DOCUMENTS = tuple(ROOT / page for page in PAGES)
 BLOCK = re.compile(r"(<!-- table ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH, SECTION, GROUPS = 1280, "#cifar100", 3  # of the picture
