@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import shutil
 import subprocess
 import tarfile
@@ -107,12 +108,15 @@ def test_a_run_says_where_its_code_is(tmp_path):
 
 
 def test_the_stored_results_name_commits_that_have_their_code():
-    """`version` ends in a hash of the package's source, which the commit must have; no run has two results."""
+    """`version` ends in a hash of the package's source, which the commit must have, and results/README.md lists both;
+    no run has two results."""
     parts = [(path.name, results.read(path)) for path in sorted(STORED.glob("*.jsonl"))]
     rows = results.join(parts)
     assert len(rows) == sum(len(found) for _, found in parts)
     named = {(row["version"][-12:], row["source"]["commit"]) for row in rows if is_explained(row)}
-    assert len(named) == 10
+    of_runs = (STORED / "README.md").read_text(encoding="utf-8").partition("| measurements |")[0]
+    listed = re.findall(r"^\| `(\w{12})` \| (\w{7}) \|", of_runs, re.MULTILINE)
+    assert {(code, commit[:7]) for code, commit in named} == set(listed)
     for expected, commit in named:
         if subprocess.run(["git", "-C", STORED, "cat-file", "-e", commit], capture_output=True).returncode:
             pytest.skip("without the history")
