@@ -78,19 +78,23 @@ def test_losses_and_gradient(name: str, weighted: bool, precision: str, device: 
             assert relative(piece, piece64) < 2e-5  # each parameter by itself
 
 
+@pytest.mark.parametrize("real", [None, (5, 3), (1, 2)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["tiny, one stage", pytest.param("tiny, batch 5", marks=LATER)])
-def test_variance_over_the_batch(name: str, precision: str, device: torch.device) -> None:
-    """The authors' Tiny-ImageNet term: some layers do not count, one counts with its variance."""
+def test_variance_over_the_batch(name: str, precision: str, real: tuple[int, int] | None, device: torch.device) -> None:
+    """The authors' Tiny-ImageNet term: some layers do not count, one counts with its variance over the `real` samples
+    of each client, which are all without padding."""
     model, shape, W, x, y = problem(name, device)
     last = len(model.relus) - 1
     zeta = torch.rand(2, 1, device=device) * torch.tensor([1.0] * (last + 1) + [0], device=device)
     W64 = W.double().requires_grad_()
     layers = {f"relus.{i}": mean_square_and_variance if i == last else mean_square for i in range(last + 1)}
-    ce64, man64 = reference.losses(model.double(), W64, x.double(), y, layers=layers)
+    weight = None if real is None else (torch.arange(5) < torch.tensor(real)[:, None]).float().to(device)
+    share = None if weight is None else weight.double()
+    ce64, man64 = reference.losses(model.double(), W64, x.double(), y, share, layers=layers)
     (grad64,) = torch.autograd.grad((ce64 + (zeta * man64).sum(1)).sum(), W64)
     net = StackedConvNet(model, shape, precision, variance_of=[last])
-    ce, man, grad = net.gradient(W, net.prepare(x), y, zeta)
+    ce, man, grad = net.gradient(W, net.prepare(x), y, zeta, weight)
     for value, reference64 in zip((ce, man), (ce64, man64), strict=True):
         assert relative(value, reference64) < 5 * TOLERANCE[precision]
     assert relative(grad, grad64) < GRADIENT[precision]

@@ -235,12 +235,27 @@ def test_the_variance_over_a_batch_of_any_size(samples: int) -> None:
     """The authors' Tiny-ImageNet term: Σ (a − mean)²/(B − 1) by hand; one sample has none, and no gradient of it."""
     a = torch.randn(samples, 3, dtype=torch.float64, requires_grad=True)
     squares = (a.detach() - a.detach().mean(0)).square().sum(0).mean() / max(samples - 1, 1)
-    found = mean_square_and_variance(a)
+    found = mean_square_and_variance(a)(None)
     torch.testing.assert_close(found.detach(), a.detach().square().mean(1) + squares)
     (gradient,) = torch.autograd.grad(found.sum(), a)
     if samples == 1:
         torch.testing.assert_close(gradient, 2 * a.detach() / 3)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_padding_is_not_in_the_batch_whose_variance_counts(samples: int) -> None:
+    """With weights the term and its gradient are those of the samples alone; a batch of padding alone has none."""
+    padded = torch.randn(samples + 3, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([1 / samples] * samples + [0.0] * 3, dtype=torch.float64)
+    term = (weight * mean_square_and_variance(padded)(weight)).sum()
+    alone = padded.detach()[:samples].requires_grad_()
+    expected = mean_square_and_variance(alone)(None).mean()
+    torch.testing.assert_close(term, expected)
+    (gradient,), (own,) = torch.autograd.grad(term, padded), torch.autograd.grad(expected, alone)
+    torch.testing.assert_close(gradient, torch.cat([own, torch.zeros(3, 3, dtype=torch.float64)]))
+    nothing = torch.zeros_like(weight)
+    assert not (nothing * mean_square_and_variance(padded)(nothing)).any()
 
 
 def test_variants_belong_to_a_model() -> None:

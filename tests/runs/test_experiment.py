@@ -342,3 +342,7 @@ def test_tiny_code_variant_is_the_authors_term():
     want = sum(a.square().mean() for a in (a1, a2, a4, a5)) + a5.var(0).mean()
     terms = stacked.penalty_terms(flatten(model)[None], Batch(x, y))
     torch.testing.assert_close(sum(terms.values())[0], want)
+    padded = torch.cat([x, torch.randn(1, 2, 3, 64, 64)], 1), torch.zeros(1, 8, dtype=torch.long)
+    weight = torch.tensor([[1 / 6] * 6 + [0.0] * 2])  # as where a client has fewer samples than others of its chunk
+    terms = stacked.penalty_terms(flatten(model)[None], Batch(*padded, weight))
+    torch.testing.assert_close(sum(terms.values())[0], want)

@@ -146,8 +146,7 @@ class StackedConvNet:
         saved.inputs.append(a)
         ce, man = head.forward(a, y, share, partial, parts)
         for layer in self.variance_of:
-            a = saved.inputs[layer - len(self.stages) + 1].float()
-            man[:, layer] += a.var(1, correction=min(1, a.shape[1] - 1)).mean(1)
+            man[:, layer] += _variance(saved.inputs[layer - len(self.stages) + 1], share)
         return ce, man, saved
 
     def _stage_forward(self, i: int, x: Tensor, saved: _Saved, man: Tensor) -> Tensor:
@@ -179,7 +178,7 @@ class StackedConvNet:
             term = dman[:, convs + i - 1] if i else None
             d = linear.input_gradient(d, self._rows(W, name), a, term, share, precision)
             if convs + i - 1 in self.variance_of:
-                d += _variance_gradient(a, dman[:, convs + i - 1])
+                d += _variance_gradient(a, share, dman[:, convs + i - 1])
         for i in reversed(range(convs)):
             d = self._stage_backward(i, d, saved, dman[:, i], dW, side)
         side.join()
@@ -208,13 +207,28 @@ class StackedConvNet:
         return d
 
 
-def _variance_gradient(a: Tensor, dman: Tensor) -> Tensor:
-    """The gradient with respect to z of dman times the mean over features of Var_b(a), a = relu(z) [S, B, n]:
-    2·dman/(n·(B − 1))·(a − mean_b a) where a > 0; 0 for B = 1."""
-    _, batch, n = a.shape
-    v = a.float()
-    d = (2.0 / (n * max(batch - 1, 1)) * dman)[:, None, None] * (v - v.mean(1, keepdim=True))
+def _variance(a: Tensor, share: Tensor) -> Tensor:
+    """[S], the mean over features of Var(a) = Σ_b share_b·(a_b − mean a)²/(1 − Σ_b share_b²) of a [S, B, n]: unbiased,
+    and 0 for one sample."""
+    return (share[..., None] * _centred(a, share).square()).sum(1).mean(1) / _others(share)
+
+
+def _variance_gradient(a: Tensor, share: Tensor, dman: Tensor) -> Tensor:
+    """The gradient with respect to z of dman·`_variance`(a), a = relu(z) [S, B, n]:
+    2·dman/n·share_b·(a_b − mean a)/(1 − Σ_b share_b²) where a > 0."""
+    d = (2.0 / a.shape[2] * dman / _others(share))[:, None, None] * share[..., None] * _centred(a, share)
     return torch.where(a > 0, d, 0.0).to(a.dtype)
+
+
+def _centred(a: Tensor, share: Tensor) -> Tensor:
+    """a − Σ_b share_b·a_b."""
+    v = a.float()
+    return v - (share[..., None] * v).sum(1, keepdim=True)
+
+
+def _others(share: Tensor) -> Tensor:
+    """1 − Σ_b share_b² [S], not below rounding: of n samples with equal shares 1 − 1/n."""
+    return (1.0 - share.square().sum(1)).clamp_min(torch.finfo(share.dtype).eps)
 
 
 @dataclass

@@ -18,7 +18,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, count
 from types import CodeType, FrameType
 from typing import Any
@@ -34,7 +34,8 @@ from fedman.errors import UserError, nearest
 from fedman.penalties.autograd import tap, transforms_active
 from fedman.penalties.recurrent import CELLS, RECURRENT, PackedSequence, by_samples, samples_first
 
-Measure = Callable[[Tensor], Tensor]
+OfBatch = Callable[[Tensor | None], Tensor]
+Measure = Callable[[Tensor], Tensor | OfBatch]
 Layers = str | Iterable[str] | Mapping[str, Measure] | None
 
 ACTIVATION_MODULES = tuple(
@@ -61,9 +62,23 @@ def mean_square(a: Tensor) -> Tensor:
     return a.square().flatten(1).mean(1)
 
 
-def mean_square_and_variance(a: Tensor) -> Tensor:
-    """`mean_square`, plus a feature's unbiased variance over the batch (0 for one sample), averaged over features."""
-    return mean_square(a) + a.var(0, correction=min(1, len(a) - 1)).mean()
+def mean_square_and_variance(a: Tensor) -> OfBatch:
+    """`mean_square`, plus a feature's unbiased variance over the batch (0 for one sample), averaged over features.
+
+    A sample without weight, as padding has none, is not in the batch.
+    """
+    squares = mean_square(a)
+
+    def values(weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return squares + a.var(0, correction=min(1, len(a) - 1)).mean()
+        kind, rows = torch.finfo(weight.dtype), a.flatten(1)
+        share = (weight / weight.sum().clamp_min(kind.tiny))[:, None]
+        variance = (share * (rows - (share * rows).sum(0)).square()).sum(0).mean()
+        unbiased = variance / (1 - share.square().sum()).clamp_min(kind.eps)  # n samples of equal shares: 1 − 1/n
+        return squares + unbiased.to(squares.dtype)
+
+    return values
 
 
 def mean_absolute(a: Tensor) -> Tensor:
@@ -80,8 +95,8 @@ class _Pass:
     """What has been measured so far in one forward pass of the model."""
 
     grad: bool  # whether gradients were enabled when it began
-    taps: dict[str, Tensor] = field(default_factory=dict)  # by layer, in order of use: each sample's share [B]
-    steps: dict[str, int] = field(default_factory=dict)  # by recurrent cell: its calls; its tap is their sum
+    taps: dict[str, Tensor | OfBatch] = field(default_factory=dict)  # by layer, in order of use: samples' shares [B]
+    steps: dict[str, list[Tensor]] = field(default_factory=dict)  # by recurrent cell: the shares of its calls
     last: Tensor | PackedSequence | None = None  # the activation tapped last
     depth: int = 1  # nested calls of the model: more than one where it calls itself
     muted: int = 0  # activation modules being called: their functional calls do not count
@@ -107,11 +122,15 @@ class _Pass:
         if self.grad and not torch.is_grad_enabled() and any(_frames(CheckpointFunction.forward.__code__)):
             raise UserError(f"ActivationNorm: layer {name!r} is checkpointed with use_reentrant=True; use False")
         leaves[i], s = _measured(name, leaves[i], z, measure, module)
-        s = s if s.ndim else s.unsqueeze(0)
         self.last = leaves[i]
-        if name and isinstance(module, CELLS):
-            self.steps[name] = self.steps.get(name, 0) + 1
-            self.taps[name] = s if self.steps[name] == 1 else _added(self.taps[name], s)
+        if isinstance(s, Tensor):
+            s = s if s.ndim else s.unsqueeze(0)
+        elif _is_packed(leaves[i]) or isinstance(module, CELLS):
+            what = "needs a whole batch, which packed sequences and recurrent cells do not show"
+            raise UserError(f"layers: the measure of {name!r} {what}")
+        if name and isinstance(module, CELLS) and isinstance(s, Tensor):
+            self.taps[name] = s  # until `finish`
+            self.steps.setdefault(name, []).append(s)
         else:
             name = name or "output"
             keys = chain([name + first], (f"{name}#{k}" for k in count(2)))
@@ -121,7 +140,7 @@ class _Pass:
     def finish(self) -> None:
         """The last of the pass: a cell's steps are averaged."""
         for name, steps in self.steps.items():
-            self.taps[name] = self.taps[name] / steps
+            self.taps[name] = reduce(_added, steps) / len(steps)
         self.last = None
 
 
@@ -151,9 +170,10 @@ class ActivationNorm:
     `layers`: None taps the output of every activation module, of every functional activation and of every recurrent
     layer in the forward pass, in order of use; an iterable of module names taps the outputs of these modules; a mapping
     from names to measures does so with measures other than the mean of squares: functions from an activation [B, ...]
-    to values [B]. `measure` replaces the mean of squares for all layers that have none of their own. `output`: whether
-    the model's output (the logits) is a layer too; where the model ends in a tapped layer, that counts once. Of an
-    output with several tensors the first one counts.
+    to values [B], or, where these depend on the whole batch, to a function from its samples' weights [B] (None: equal
+    ones) to values [B]. `measure` replaces the mean of squares for all layers that have none of their own. `output`:
+    whether the model's output (the logits) is a layer too; where the model ends in a tapped layer, that counts once. Of
+    an output with several tensors the first one counts.
 
     Of `nn.LSTM`, `nn.GRU` and `nn.RNN` the output sequence counts, every step of it an entry: of several layers in one
     module that is the last layer's, since the module does not return the others (one module a layer counts them
@@ -221,12 +241,14 @@ class ActivationNorm:
             raise UserError("ActivationNorm: no forward pass to measure; call the model before each man()")
         if not done.taps:
             raise UserError("ActivationNorm: the model has no activation to measure; use output=True or layers=[...]")
-        samples = list(done.taps.values())
+        samples = []
+        for name, tapped in done.taps.items():
+            s = tapped if isinstance(tapped, Tensor) else tapped(weight)
+            if weight is not None and s.shape != weight.shape:
+                shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
+                raise UserError(f"weight: shape {shapes}")
+            samples.append(s)
         if weight is not None:
-            for name, s in done.taps.items():
-                if s.shape != weight.shape:
-                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
-                    raise UserError(f"weight: shape {shapes}")
             shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
         elif len({s.shape for s in samples}) == 1:
             shares = torch.stack(samples)
@@ -325,21 +347,30 @@ def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Meas
     return {name: (modules[name], measures.get(name)) for name in names}
 
 
-def _measured(name: str, out: Any, z: Any, measure: Measure | None, module: nn.Module | None) -> tuple[Any, Tensor]:
-    """An activation to pass on, and each sample's share in its term [B]."""
+def _measured(
+    name: str, out: Any, z: Any, measure: Measure | None, module: nn.Module | None
+) -> tuple[Any, Tensor | OfBatch]:
+    """An activation to pass on, and each sample's share in its term [B], or a function of weights [B] to it."""
     if _is_packed(out):
         data, s = _measured(name, out.data, None, measure, None)
-        return out._replace(data=data), by_samples(out, s)
+        return out._replace(data=data), by_samples(out, s) if isinstance(s, Tensor) else s
     if samples_first(module, out):
         if measure is None:
             return tap(out, z)
-        s = measure(out)
-        if s.shape != out.shape[:1]:
-            shapes = f"{tuple(out.shape)} to {tuple(s.shape)}, not to {tuple(out.shape[:1])}"
-            raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
-        return out, s / s.numel()
+        found = measure(out)
+        if isinstance(found, Tensor):
+            return out, _shares(name, out, found)
+        return out, lambda weight: _shares(name, out, found(weight))
     a, s = _measured(name, out.transpose(0, 1), None, measure, None)
     return a.transpose(0, 1), s
+
+
+def _shares(name: str, out: Tensor, s: Tensor) -> Tensor:
+    """The values of a measure as shares in its mean."""
+    if s.shape != out.shape[:1]:
+        shapes = f"{tuple(out.shape)} to {tuple(s.shape)}, not to {tuple(out.shape[:1])}"
+        raise UserError(f"layers: the measure of {name!r} maps an activation {shapes}")
+    return s / s.numel()
 
 
 def _is_packed(out: Any) -> bool:
