@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -190,6 +192,27 @@ def test_workers_that_always_die_end_the_sweep(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="4 processes died over it, the last of signal 9; is memory short"):
         play_all([Stack(tuple(grid), tmp_path)], places, {cell.name: print for cell in grid}, print)
     assert places.begun == [4, 3, 2, 1]
+
+
+class InThread(threading.Thread):
+    """A worker that no signal reaches."""
+
+    pid = None
+
+
+def test_a_stopped_worker_with_much_to_say_ends(tmp_path):
+    """Its answer is longer than a pipe holds: it ends only once that is read."""
+    answer, theirs = multiprocessing.Pipe(duplex=False)
+    talking = InThread(target=theirs.send, args=(["a warning"] * 100_000,), daemon=True)
+    talking.start()
+    places = Processes(2, "cpu")
+    places._running.append(workers._Worker(Stack((), tmp_path), 0, talking, answer, 1))
+    stopping = threading.Thread(target=places.stop, args=(signal.SIGTERM,), daemon=True)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    places.close()
+    assert answer.closed
 
 
 def test_progress_is_read_from_the_folder(tmp_path):

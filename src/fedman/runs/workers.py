@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -220,6 +221,7 @@ class Processes(Workers):
                 answer = worker.answer.recv()
             except (EOFError, OSError):
                 answer = None
+            worker.answer.close()
             worker.process.join()
             if answer is None or isinstance(answer, Interrupted):
                 self._replace(worker)
@@ -245,12 +247,14 @@ class Processes(Workers):
             if worker.process.pid is not None and worker.process.is_alive():
                 os.kill(worker.process.pid, signum)
         for worker in self._running:
+            with suppress(EOFError, OSError):
+                worker.answer.recv_bytes()  # an answer longer than a pipe holds keeps its process until it is read
             worker.process.join()
-        self._running.clear()
 
     def close(self) -> None:
         for worker in self._running:
             worker.answer.close()
+        self._running.clear()
 
 
 def _work(stack: Stack, device: str, gpu: int | None, threads: int, answer: Connection) -> None:
