@@ -35,18 +35,22 @@ def start(*words, out, device="cpu"):
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def children(pid):
-    """The processes that a sweep started to play runs, by now."""
-    found = []
+def descendants(pid, name):
+    """The processes below a sweep whose command line has `name`, by now."""
+    parents, named = {}, []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and b"spawn_main" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if name in (entry / "cmdline").read_bytes():
+                    named.append(int(entry.name))
             except (OSError, IndexError):
                 continue
-    return found
+
+    def descends(each):
+        return each == pid or (each in parents and descends(parents[each]))
+
+    return [each for each in named if descends(each)]
 
 
 def alive(pid):
@@ -106,7 +110,7 @@ def test_a_worker_that_is_killed_is_replaced(device, alone, tmp_path):
     out = tmp_path / "sweep"
     process = start(*LONG, "--workers", "2", out=out, device=device)
     wait_for(lambda: len(set(checkpointed(out))) == 4, process)
-    victims = children(process.pid)
+    victims = descendants(process.pid, b"spawn_main")
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     os.kill(victims[1], signal.SIGTERM)
@@ -121,7 +125,7 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on(signum, device, a
     out = tmp_path / "sweep"
     process = start(*LONG, "--workers", "2", out=out, device=device)
     wait_for(lambda: len(set(checkpointed(out))) == 4, process)
-    workers = children(process.pid)
+    workers = descendants(process.pid, b"spawn_main")
     os.kill(process.pid, signum)
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == (-signum if signum == signal.SIGKILL else 128 + signum), stderr
@@ -143,9 +147,9 @@ def test_on_a_ray_cluster_the_same(device, alone, tmp_path):
     out = tmp_path / "sweep"
     process = start(*LONG, "--ray", "local", out=out)
     wait_for(lambda: len(set(checkpointed(out))) == 4, process)
-    found = subprocess.run(["pgrep", "-f", "ray::_play"], capture_output=True, text=True).stdout.split()
-    assert found
-    os.kill(int(found[0]), signal.SIGKILL)
+    victims = descendants(process.pid, b"ray::_play")
+    assert victims
+    os.kill(victims[0], signal.SIGKILL)
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     assert_same(out, alone)
