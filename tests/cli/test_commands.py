@@ -242,6 +242,10 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsy
     before = (tmp_path / "here" / "summary.json").read_bytes()
     capsys.readouterr()
     assert "here: holds a run already; add --resume" in refused(capsys, words)
+    unread = ["run", "dataset=npz:gone.npz", "--out", "here"]  # data are read only for a folder that is fit
+    assert "here: holds a run already; add --resume" in refused(capsys, unread)
+    message = "there: holds no run that could be resumed"
+    assert message in refused(capsys, ["run", "--preset", "digits", "--out", "there", "--resume"])
     assert "holds a run of another configuration; lr differ" in refused(capsys, [*words, "lr=0.05", "--resume"])
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
 

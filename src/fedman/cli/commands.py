@@ -95,9 +95,11 @@ def run(
     """
     from fedman.config import resolve
     from fedman.paper.presets import find_preset
+    from fedman.runs.folder import RunFolder
 
     settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
     out = run_folder(out, settings)
+    RunFolder(out).refuse_unfit(resume)  # before data are read
 
     from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load

@@ -413,7 +413,7 @@ def finished_result(config: Config, out: str | Path, resume: bool) -> Result | N
     A folder that holds a run is refused, unless to resume it, and one that holds none is refused to resume.
     """
     folder = RunFolder(out)
-    folder.refuse_unused() if resume else folder.refuse_used()
+    folder.refuse_unfit(resume)
     ending = folder.finished(config.flat(), go_on=True)
     if ending is None:
         return None

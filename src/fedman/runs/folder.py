@@ -86,6 +86,10 @@ class RunFolder:
             how = "leave out --resume (in Python resume=True) to start one here"
             raise UserError(f"{self.path}: holds no run that could be resumed (no {CONFIG}); {how}")
 
+    def refuse_unfit(self, resume: bool) -> None:
+        """Refuse a folder that holds a run, or, to resume one, a folder that holds none."""
+        self.refuse_unused() if resume else self.refuse_used()
+
     def start(self, rounds: int, settings: Settings, last: str | None = None) -> list[RoundRecord]:
         """Begin to write after round `rounds`: return the records so far, and drop those after it and any ending.
 
