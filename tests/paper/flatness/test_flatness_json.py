@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from fedman.cli.commands import main
+from fedman.paper.flatness import flatness_json
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
@@ -25,6 +27,21 @@ def test_measurements_gather_and_replace_their_like(runs):
 RUN = {"method": "A", "dataset": "digits", "partition": "iid", "clients": 4, "model": "mlp", "algorithm": "fedavg",
        "zeta": 0, "rounds": 2, "seed": 0}  # fmt: skip
 TOP = {"ends": "top", "tol": 1e-4, "values": [1.23456789, None, 3], "residuals": [0.0], "converged": 1, "more": "x"}
+
+
+def test_numbers_that_are_not_finite_are_shown(runs, capsys):
+    """A layer's curvature can overflow; all else that was measured is still printed and drawn."""
+    trace = {"value": math.nan, "error": math.nan, "converged": False}
+    blocks = {
+        "linears.0": {"top": math.nan, "trace": trace, "input_norm": 2.0},
+        "head": {"top": 3.0, "trace": trace | {"value": 4.0}, "input_norm": 2.0},
+    }
+    flatness_json.add(runs / "plain", RUN, "all", "layers", {"blocks": blocks})
+    flatness("plain", "--top", "1")
+    shown = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["linears.0", "nan", "nan", "±", "nan"] in [words[1:6] for words in shown]
+    assert ["head", "3", "4", "±", "nan"] in [words[1:6] for words in shown]
+    assert (runs / "plain/flatness-layers.png").exists()
 
 
 def test_copies_have_five_digits(runs, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from fedman.paper.flatness.finished_runs import (
     select_samples,
     training_samples,
 )
-from fedman.paper.flatness.flatness_json import Measurements, TraceMeasurement
+from fedman.paper.flatness.flatness_json import Measurements, Number, TraceMeasurement
 from fedman.paper.flatness.measure import Measurer, Request, check
 from fedman.paper.flatness.theory_demonstration import demonstrate
 from fedman.runs.atomic import write_json, writing
@@ -156,13 +157,13 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
     screen.table("flatness of the training loss (without a penalty)", header, rows)
     newton = [
-        [name, f"{g['top']:.4g}{_rough(g['converged'])}", _trace(g["trace"])]
+        [name, _number(g["top"]) + _rough(g["converged"]), _trace(g["trace"])]
         for name, g in ((name, m["gauss_newton"]) for name, m in measured.items() if "gauss_newton" in m)
     ]
     if newton:
         screen.table("Gauss-Newton matrix", ["", "λ_max", "trace ± s.e."], newton)
     sharp = [
-        [name, *(f"{m['sharpness']['measures'][key]['value']:.4g}" for key in SHARPNESS), str(m["sharpness"]["m"])]
+        [name, *(_number(m["sharpness"]["measures"][key]["value"]) for key in SHARPNESS), str(m["sharpness"]["m"])]
         for name, m in measured.items()
         if "sharpness" in m
     ]
@@ -171,8 +172,8 @@ def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None
     blocks = []
     for name, m in measured.items():
         for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():
-            norm = "" if b["input_norm"] is None else f"{b['input_norm']:.4g}"
-            blocks.append([name, layer, f"{b['top']:.4g}", _trace(b["trace"]), norm])
+            norm = "" if b["input_norm"] is None else _number(b["input_norm"])
+            blocks.append([name, layer, _number(b["top"]), _trace(b["trace"]), norm])
     if blocks:
         screen.table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
     bounds = [
@@ -202,8 +203,8 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
 def _main_numbers(m: Measurements) -> list[str]:
     top, trace, entries = m.get("top"), m.get("trace"), flatness_json.entries(m)
     return [
-        f"{m['loss']['value']:.4f}",
-        f"{top['values'][0]:.4g}{_rough(top['converged'] == len(top['values']))}" if top else "",
+        _number(m["loss"]["value"], ".4f"),
+        _number(top["values"][0]) + _rough(top["converged"] == len(top["values"])) if top else "",
         _trace(trace) if trace else "",
         str(sum(entry.get("products", 0) for entry in entries.values())),
         f"{sum(entry.get('seconds', 0) for entry in entries.values()):.1f}",
@@ -211,7 +212,12 @@ def _main_numbers(m: Measurements) -> list[str]:
 
 
 def _trace(found: TraceMeasurement) -> str:
-    return f"{found['value']:.4g} ± {found['error']:.2g}{_rough(found['converged'])}"
+    return f"{_number(found['value'])} ± {_number(found['error'], '.2g')}{_rough(found['converged'])}"
+
+
+def _number(value: Number, form: str = ".4g") -> str:
+    """A number as text; one that is not finite is nan."""
+    return format(math.nan if value is None else value, form)
 
 
 def _rough(converged: bool) -> str:

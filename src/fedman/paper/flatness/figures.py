@@ -44,8 +44,10 @@ def layers(runs: Mapping[str, Mapping[str, LayerBlock]]) -> Figure:
     width = 0.8 / len(runs)
     for i, (run, blocks) in enumerate(runs.items()):
         place = [names.index(name) + (i - (len(runs) - 1) / 2) * width for name in blocks]
-        bars.bar(place, [b["top"] for b in blocks.values()], width, label=run)
-        known = [(name, b["input_norm"], b["top"]) for name, b in blocks.items() if b["input_norm"] is not None]
+        bars.bar(place, _tensor([b["top"] for b in blocks.values()]), width, label=run)
+        known = [
+            (name, b["input_norm"], b["top"]) for name, b in blocks.items() if None not in (b["input_norm"], b["top"])
+        ]
         points.plot([x for _, x, _ in known], [y for _, _, y in known], "o", label=run)
         for name, x, y in known:
             points.annotate(name, (x, y), fontsize=6, xytext=(4, 2), textcoords="offset points")
