@@ -64,6 +64,14 @@ def test_steps_of_the_same_shapes_are_told_apart(machine, monkeypatch):
     assert [machine.run(t) for t in (first, second, *again)] == [first, second, first, second]
 
 
+def test_steps_of_other_types_are_told_apart(machine, monkeypatch):
+    """A graph would cast inputs of the same shapes to the types that it was captured with."""
+    monkeypatch.setattr(graphs, "_Captured", lambda task, *rest: SimpleNamespace(replay=lambda now: task))
+    single = task(step, 1)
+    double = graphs.Steps(step, {"a": {"x": torch.tensor([2.0], dtype=torch.float64)}}, single.carry, 1)
+    assert [machine.run(t) for t in (single, double, single)] == [single, double, single]
+
+
 class Device:
     """In the place of CUDA's streams and graphs; a capture that broke off cannot be ended."""
 

@@ -1,10 +1,10 @@
 """Local steps on a GPU as replays of one captured CUDA graph: no Python and no host sync between the steps.
 
-A graph has fixed shapes, addresses and numbers. So there is one graph per shape of the inputs (that is, per number of
-clients) and per value that is no input, its inputs are copied to their places once a round (graphs share them, since
-only one runs at a time), and the step's number is a counter on the device. A graph holds a few steps, so that what they
-carry on is copied back to its place less often. What is computed after the last step is a graph of its own. A step
-that cannot be captured (a user's model may ask the host something) runs step by step.
+A graph has fixed shapes, types, addresses and numbers. So there is one graph per shape and type of the inputs (that is,
+per number of clients) and per value that is no input, its inputs are copied to their places once a round (graphs share
+them, since only one runs at a time), and the step's number is a counter on the device. A graph holds a few steps, so
+that what they carry on is copied back to its place less often. What is computed after the last step is a graph of its
+own. A step that cannot be captured (a user's model may ask the host something) runs step by step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Steps:
     inputs: Inputs
     carry: Tensors  # before the first
     count: int
-    fixed: Hashable = None  # tells steps apart whose tensors have the same shapes
+    fixed: Hashable = None  # tells steps apart whose tensors have the same shapes and types
     figures: Step = lambda inputs, j, carry: {}  # figures(inputs, 0, carry): what is computed after the last step
 
     @property
@@ -43,7 +43,7 @@ class Steps:
 
 
 class Graphs:
-    """Captured steps by the shapes of their inputs. They share their memory, since only one runs at a time."""
+    """Captured steps by the shapes and types of their inputs. They share memory, since only one runs at a time."""
 
     def __init__(self) -> None:
         self._captured: dict[object, _Captured | None] = {}
@@ -64,8 +64,8 @@ class Graphs:
         What a graph needs of memory is taken from what the graphs before it hold, if the pieces are large enough.
         Where steps of several sizes are to come, capture the largest first.
         """
-        shapes = tuple((group, name, v.shape) for group, tensors in steps.inputs.items() for name, v in tensors.items())
-        key = steps.fixed, shapes
+        named = ((group, name, v) for group, tensors in steps.inputs.items() for name, v in tensors.items())
+        key = steps.fixed, tuple((group, name, v.shape, v.dtype) for group, name, v in named)
         if key not in self._captured:
             try:
                 self._captured[key] = _Captured(steps, self._place, self._pool, self._stream)
