@@ -9,6 +9,7 @@ from fedman.runs.build import build
 from fedman.training.aggregate import Outcome, collect
 from fedman.training.federation import Assignment
 from fedman.training.round import Round
+from fedman.training.state import joined
 
 
 class Rounds:
@@ -38,4 +39,4 @@ class Rounds:
         return outcome
 
     def evaluate(self) -> Tensor:
-        return self.built.evaluator.scores(self.state.sel)
+        return self.built.evaluator.scores(joined(self.state.sel))

@@ -110,7 +110,7 @@ def test_restored_vectors_are_aligned_as_torch_aligns_them(stopped, monkeypatch)
 
     def noted(state, *found):
         lay_over(state, *found)
-        vectors.extend([state.sel, state.total, *state.server.values()])
+        vectors.extend([state.sel["w"], state.total, *state.server.values()])
 
     monkeypatch.setattr(checkpoint, "_lay_over", noted)
     resumed(stopped)

@@ -60,7 +60,7 @@ def test_the_result_does_not_depend_on_the_number_of_cores():
             torch.set_num_threads(threads)
             machine = simulation("feddc", training=training, model=convnet(), data=images())
             state, _ = play(machine, [[0, 1, 2, 3], [1, 2]])
-            bits.append((state.server["w"], machine.evaluate(state.sel, batch=7)))
+            bits.append((state.server["w"], machine.evaluate(state.sel["w"], batch=7)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

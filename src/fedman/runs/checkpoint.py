@@ -24,7 +24,7 @@ from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
 from fedman.runs.checksums import digest, file_sha256
 from fedman.runs.records import Count, Seconds, Settings, check, content, decisive, differing, is_extended, parse
 from fedman.runs.version import version
-from fedman.training.state import Notes, RunState
+from fedman.training.state import Notes, RunState, joined
 
 FORMAT = 3
 KEEP = 2
@@ -177,7 +177,7 @@ def _round(path: Path) -> int:
 
 def _vectors(state: RunState) -> dict[str, torch.Tensor]:
     """What is stored of a state beside what is kept of clients."""
-    vectors = {**{f"server.{name}": v for name, v in state.server.items()}, "sel": state.sel.clone()}
+    vectors = {**{f"server.{name}": v for name, v in state.server.items()}, "sel": joined(state.sel).clone()}
     return vectors if state.total is None else {**vectors, "total": state.total}
 
 
@@ -201,10 +201,11 @@ def _read(path: Path) -> tuple[Description, dict[str, torch.Tensor]] | None:
 def _lay_over(state: RunState, about: Description, tensors: dict[str, torch.Tensor]) -> None:
     """Vectors are copied to memory of their own: where they lie in the file they are not aligned as torch aligns them,
     and a matrix product's last bit can depend on that."""
-    device, seen = state.sel.device, about["seen"]
+    device, seen = state.sel["w"].device, about["seen"]
     state.round = about["round"]
     state.server = {name: tensors[f"server.{name}"].to(device, copy=True) for name in state.server}
-    state.sel = tensors["sel"].to(device, copy=True)
+    sel = tensors["sel"].to(device, copy=True).split([len(v) for v in state.sel.values()])
+    state.sel = dict(zip(state.sel, sel, strict=True))
     if state.total is not None:
         state.total = tensors["total"].to(device, copy=True)
     for k in seen:

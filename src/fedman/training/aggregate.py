@@ -97,7 +97,7 @@ def aggregate(assignment: Assignment, trained: Trained, reports: list[list[float
     vectors, means = _without_buffers(state.server), _without_buffers(mean)
     server = dict(federation.algorithm.update(vectors, means, len(ids) / len(federation.share)))
     state.server = server | ({BUFFERS: mean[BUFFERS]} if BUFFERS in mean else {})
-    state.sel = joined(mean)
+    state.sel = {name: v for name, v in mean.items() if name in ("w", BUFFERS)}
     if state.total is not None and previous is not None:
         state.total += joined(total) - weighted_sum(previous, share)
     state.clients.save(round.number, ids, joined(upload), memory)

@@ -118,23 +118,25 @@ class Federation:
     def start(self, clients: ClientStore | None = None, keep_all: bool = True) -> RunState:
         """The state before round 0. `clients` is what is kept of them (None: rows in memory); without `keep_all` the
         mean of all clients' last models is not kept."""
-        w, model, models = self.initial, self.initial_model, ("w", self.algorithm.cloud)
+        w, models = self.initial, ("w", self.algorithm.cloud)
+        buffers = self._buffers(self.initial_buffers)
         server = {name: w.clone() if name in models else torch.zeros_like(w) for name in self.algorithm.server}
         return RunState(
             round=0,
-            server=server | self._buffers(self.initial_buffers),
+            server=server | buffers,
             clients=clients or self.rows(),
-            sel=model,
-            total=model.double() * sum(self.share) if keep_all else None,
+            sel={"w": w, **buffers},
+            total=self.initial_model.double() * sum(self.share) if keep_all else None,
             seen=[False] * len(self.share),
         )
 
     def models(self, state: RunState) -> dict[str, Tensor]:
         """The models `[P + Q]` of a round, each with the buffers that were averaged as it was: `all`, the mean of all N
         clients' last models, where it is kept; `sel`, the mean of the round's uploads; `cloud`, the server's own, with
-        the buffers of `sel`."""
-        cloud = joined({**state.server, "w": state.server[self.algorithm.cloud]})
-        models = {"sel": state.sel, "cloud": cloud}
+        the buffers of `sel`: the same tensor where the server's step is to take the mean."""
+        sel, own = joined(state.sel), state.server[self.algorithm.cloud]
+        cloud = sel if own is state.sel["w"] else joined({**state.server, "w": own})
+        models = {"sel": sel, "cloud": cloud}
         if state.total is None:
             return models
         return {"all": (state.total / self._shares).to(self.dtype), **models}

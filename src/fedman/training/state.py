@@ -51,6 +51,6 @@ class RunState:
     round: int  # rounds done
     server: dict[str, Tensor]  # [P] each, and the buffers [Q] that clients start from
     clients: ClientStore
-    sel: Tensor  # [P + Q], the mean upload of the last round
+    sel: dict[str, Tensor]  # the mean upload of the last round: "w" [P], and the buffers [Q]
     total: Tensor | None  # [P + Q] in float64: the weighted sum of everyone's last upload; None: not kept
     seen: list[bool]  # [N], who has taken part
