@@ -139,6 +139,15 @@ def test_a_client_that_fails_in_one_round_is_left_out_of_it_and_goes_on(algorith
     )
 
 
+def test_a_round_is_recorded_before_the_next_is_sent_out(tmp_path):
+    """On any device: a round takes as long as its slowest client."""
+    seen = []
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: (seen.append(f"train {about(order)[0] + 1}"), reply)[1])
+    play(settings(), tmp_path, grid, progress=lambda record: seen.append(f"record {record['round']}"))
+    assert list(dict.fromkeys(seen)) == [f"{what} {t}" for t in (1, 2, 3) for what in ("train", "record")]
+
+
 def test_a_round_is_repeated_for_those_who_did_not_reply(tmp_path):
     """All replies but one are lost at first; the others are asked again, and the result is the same."""
     config, lost = settings(algorithm="feddc"), set()

@@ -17,6 +17,7 @@ import fedman
 import fedman.data
 from faults.runs import fingerprint
 from fedman.algorithms import ALGORITHMS
+from fedman.backends.in_process import InProcess
 from fedman.cli import main
 from fedman.config import resolve
 from fedman.errors import Diverged, UserError
@@ -321,6 +322,17 @@ def test_a_users_own_module_and_arrays():
         "output",
     ]
     Own().load_state_dict(result.models["cloud"])
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_record_waits_only_for_a_backend_that_queues(queues, monkeypatch):
+    """Which is this process with a GPU."""
+    seen, train = [], InProcess.train
+    monkeypatch.setattr(InProcess, "queues", queues)
+    monkeypatch.setattr(InProcess, "train", lambda *now: (seen.append("train"), train(*now))[1])
+    fedman.run(**{**SMALL, "rounds": 3}, progress=lambda record: seen.append(record["round"]))
+    late = ["train", "train", 1, "train", 2, 3]
+    assert seen == (late if queues else ["train", 1, "train", 2, "train", 3])
 
 
 def test_man_lowers_the_activations_it_counts():

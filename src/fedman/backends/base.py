@@ -12,11 +12,15 @@ from fedman.training.federation import Assignment
 class Backend(Protocol):
     """Where clients work."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether `train` returns before the work is done, so that the host can write the round before meanwhile."""
+
     def prepare(self, rounds: Iterable[Sequence[Assignment]]) -> None:
         """Before the first round: get ready for those to come."""
 
     def train(self, now: Sequence[Assignment], upcoming: Sequence[Assignment]) -> list[Trained]:
-        """What the clients of these rounds bring back, by run; on a GPU queued, while the host is free.
+        """What the clients of these rounds bring back, by run.
 
         `upcoming` are the rounds after these, for what can be done ahead of them. On `Stopped` nothing has changed.
         """

@@ -49,6 +49,11 @@ class InProcess:
         self.executor, self.chunk = executor, chunk
         self._ahead: dict[tuple[object, ...], Draw] = {}
 
+    @property
+    def queues(self) -> bool:
+        """On a GPU."""
+        return self.executor.device.type == "cuda"
+
     def rehearse(self, rounds: Iterable[Sequence[Assignment]]) -> None:
         """All that rounds of these sizes launch on a GPU, for `Execution.rehearse`."""
         for each in {_size(each): each for each in rounds if 0 < _size(each) <= self.chunk}.values():

@@ -110,6 +110,8 @@ class FlowerBackend:
     `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms.
     """
 
+    queues = False  # `train` waits for the clients, also where the server has a GPU
+
     def __init__(
         self,
         federation: Federation,

@@ -212,8 +212,6 @@ class Run:
     def evaluate(self, outcome: Outcome) -> None:
         """After a round: start to evaluate what is due. The record follows when the figures are there."""
         self.pending = outcome, self._scores(last=self.state.round == self.config.rounds)
-        if self.federation.device.type == "cpu":
-            self.record()
 
     def _scores(self, last: bool) -> Scores:
         """The scores of the models that are due, which are all after the last round."""
@@ -361,7 +359,7 @@ class Run:
 def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | Diverged]:
     """All rounds of all runs; those at the same round are worked on together. `caught` holds the signal to stop.
 
-    While a GPU works on a round, the host writes the records of the round before.
+    While a GPU works on a round, the host writes the records of the round before; else they are written at once.
     """
     rounds = runs[0].config.rounds  # of all: see `stack_key`
     backend.prepare(planned_rounds(runs))
@@ -393,6 +391,8 @@ def play(runs: list[Run], backend: Backend, caught: list[int]) -> list[Result | 
                 run.diverge(outcome)
             else:
                 run.evaluate(outcome)
+                if not backend.queues:
+                    run.record()
     return [run.end for run in runs if run.end is not None]
 
 
