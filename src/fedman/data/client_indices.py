@@ -40,12 +40,17 @@ def check_parts(
     return found
 
 
-def _indices(where: str, part: Any, samples: int) -> np.ndarray:
+def as_array(where: str, given: Any, of: str) -> np.ndarray:
+    """A user's object, which may raise anything, as an array `of` numbers or indices."""
     try:
-        array = np.asarray(part)
-    except Exception as error:  # a user's object may raise anything
+        return np.asarray(given)
+    except Exception as error:
         why = one_line(error, 80) or type(error).__name__
-        raise UserError(f"{where}: is not an array of indices ({why})") from error
+        raise UserError(f"{where}: is not an array of {of} ({why})") from error
+
+
+def _indices(where: str, part: Any, samples: int) -> np.ndarray:
+    array = as_array(where, part, "indices")
     if array.size == 0:
         raise UserError(f"{where}: has no samples")
     if array.dtype.kind not in "iu" or array.ndim != 1:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedman.data import files, npz
 from fedman.data.catalog import PADDING, IidOrder
-from fedman.data.client_indices import check_parts, parts_of
+from fedman.data.client_indices import as_array, check_parts, parts_of
 from fedman.data.dataset import Dataset, natural_clients
 from fedman.errors import UserError, one_line
 from fedman.parts import find
@@ -125,11 +125,7 @@ def _owners(where: str, given: Any) -> np.ndarray | None:
     listed = isinstance(given, list | tuple) and given and not hasattr(given[0], "__len__")
     if not listed and not hasattr(given, "dtype"):
         return None
-    try:
-        owners = np.asarray(given)
-    except Exception as error:  # a user's object may raise anything
-        why = one_line(error, 80) or type(error).__name__
-        raise UserError(f"{where}: is not an array of numbers ({why})") from error
+    owners = as_array(where, given, "numbers")
     if owners.ndim == 2:
         return None
     if owners.ndim != 1 or owners.size == 0 or owners.dtype.kind not in "iu":
