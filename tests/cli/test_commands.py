@@ -427,3 +427,24 @@ def test_version_and_the_names_a_shell_completes(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fedman"])
     main_ok(None)
     assert capsys.readouterr().out.split() == ["paper-cifar100", "paper-cifar10"]
+
+
+def test_a_sweep_says_which_runs_are_left_and_plays_only_those(workplace, tmp_path, capsys, monkeypatch):
+    words = ["sweep", "--preset", "digits", "model=mlp", "rounds=1", "zeta=0,0.15", "seed=0,1"]
+    monkeypatch.setattr("fedman.runs.experiment.source", lambda: {"commit": "a", "changed": False})
+    main_ok([*words[:-1], "seed=0", "--out", "there"])
+    main_ok(["results", "there", "--out", "kept/mine.jsonl", "--committed"])
+    capsys.readouterr()
+    main_ok([*words, "--out", "here", "--done", "kept", "--left"])
+    said = capsys.readouterr()
+    assert said.out == "zeta0-seed1\nzeta0.15-seed1\n"
+    assert "2 of 4 runs are done already" in said.err
+    assert not (tmp_path / "here").exists()
+    main_ok([*words, "--out", "here", "--done", "kept"])
+    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["table.md", "zeta0-seed1", "zeta0.15-seed1"]
+    table = capsys.readouterr().out
+    assert table.count("±") >= 2
+    main_ok([*words[:-1], "seed=0", "--out", "nothing", "--done", "kept/mine.jsonl"])
+    assert capsys.readouterr().out
+    assert (tmp_path / "nothing/table.md").exists()
+    assert "kept/no: no such file or folder" in refused(capsys, [*words, "--done", "kept/no"])

@@ -68,7 +68,7 @@ def test_clients_keep_their_samples_but_those_held_out():
     parts = build([config], DIGITS, "cpu").federations[0].samples.parts
     whole = partition.clients_of(DIGITS, config.partition, config.clients, seed=1)
     assert [p.tolist() for p in parts] == [[i for i in part if i not in {*held}] for part in whole]
-    chosen = select_samples(FinishedRun(None, config, {}), DIGITS, None)
+    chosen = select_samples(FinishedRun(None, config, {}, "fp32"), DIGITS, None)
     assert chosen.chosen.tolist() == [i for i in range(len(DIGITS.y_train)) if i not in {*held}]
     assert [chosen.chosen[c].tolist() for c in chosen.clients] == [p.tolist() for p in parts]
 

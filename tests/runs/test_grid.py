@@ -75,3 +75,10 @@ def test_a_named_sweep_and_parts_of_it():
 def test_keys_that_choose_nothing(keys, message):
     with pytest.raises(UserError, match=f"^{message}"):
         cells(keys, SWEEP)
+
+
+def test_two_runs_of_one_name_are_refused():
+    one, other = Grid(Preset({"rounds": 3}), {"zeta": ("0",)}), Grid(Preset({"rounds": 4}), {"zeta": ("0",)})
+    assert len(cells({}, Sweep("twice", (one, one)))) == 1
+    with pytest.raises(UserError, match=r"^two: two different runs would be called zeta0$"):
+        cells({}, Sweep("two", (one, other)))

@@ -60,3 +60,58 @@ def test_a_row_that_is_read_is_what_was_written(tmp_path):
     path.write_text(json.dumps(row) + "\n")
     (kept,) = results.join([("a", results.read(path)), ("b", results.read(path))])
     assert json.dumps(kept) == json.dumps(row)
+
+
+def made_with(precision, chosen="auto", **keys):
+    """A row that was made in a precision, which was asked for or left open."""
+    row = ROW | {"precision": precision, "config": ROW["config"] | {"precision": chosen}, **keys}
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def test_a_run_is_the_same_whether_its_precision_was_asked_for_or_left_open():
+    asked, open_ = made_with("bf16", "bf16"), made_with("bf16")
+    assert results.join([("a", [asked]), ("b", [open_])]) == [asked]
+    other = made_with("bf16", accuracy={"all": 60.0})
+    with pytest.raises(UserError, match="two results"):
+        results.join([("a", [asked]), ("b", [other])])
+    assert results.join([("a", [asked]), ("b", [other])], replace=True) == [other]
+    assert len(results.join([("a", [asked]), ("b", [made_with("fp32")])])) == 2
+    lost = made_with("bf16", diverged="round 1", round=1, accuracy=None)
+    assert results.join([("a", [lost]), ("b", [open_])], replace=True) == [open_]
+
+
+def test_a_diverged_run_records_its_precision(tmp_path):
+    with pytest.raises(fedman.errors.Diverged):
+        fedman.run(model="mlp", clients=5, epochs=1, lr=1e30, clip=float("inf"), precision="fp32", out=tmp_path)
+    assert results.collect(tmp_path)[0]["precision"] == "fp32"
+
+
+def test_what_no_commit_explains_stays_until_it_is_replaced_by_what_a_commit_does(tmp_path, monkeypatch):
+    """Even where the result is the same; and it does not keep committed runs from being added."""
+    out, source = tmp_path / "all.jsonl", {"source": {"commit": "a"}}
+    rows = {tmp_path: [ROW]}
+    monkeypatch.setattr(results, "load", rows.__getitem__)
+    results.command([tmp_path], out, replace=False, committed=False)
+    other = ROW | source | {"config": ROW["config"] | {"seed": 1}}
+    rows[tmp_path] = [other]
+    said = results.command([tmp_path], out, replace=False, committed=True)
+    assert said.startswith(f"2 runs in {out}, 1 of them new\nno commit has the code of fedavg ζ=0, d iid, seed 0")
+    rows[tmp_path] = [ROW | source]
+    assert "0 of them new\nno commit" in results.command([tmp_path], out, replace=False, committed=True)
+    said = results.command([tmp_path], out, replace=True, committed=True)
+    assert said == f"2 runs in {out}, 0 of them new, 1 replaced"
+    assert [row["source"] for row in results.read(out)] == [{"commit": "a"}] * 2
+    rows[tmp_path] = [ROW]
+    assert "replaced" not in results.command([tmp_path], out, replace=True, committed=True)
+
+
+def test_the_runs_of_all_files_and_folders_below_one(tmp_path):
+    fedman.run(model="mlp", clients=5, rounds=1, epochs=1, out=tmp_path / "runs/one")
+    results.command([tmp_path], tmp_path / "a/one.jsonl", replace=False, committed=False)
+    (tmp_path / "two.jsonl").write_text(json.dumps(ROW) + "\n")
+    found = results.parts(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path, _ in found] == ["a/one.jsonl", "two.jsonl", "."]
+    assert [len(rows) for _, rows in found] == [1, 1, 1]
+    assert [len(rows) for _, rows in results.parts(tmp_path / "two.jsonl")] == [1, 0]
+    with pytest.raises(UserError, match="nowhere: no such file or folder"):
+        results.parts(tmp_path / "nowhere")

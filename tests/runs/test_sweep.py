@@ -10,7 +10,7 @@ import fedman.data
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.executor import Executor
-from fedman.runs import build, checkpoint, experiment, sweep
+from fedman.runs import build, checkpoint, experiment, results, sweep
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell, cells
 from fedman.runs.records import headline
@@ -196,3 +196,22 @@ def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
     good = headline(RunFolder(tmp_path / grid[1].name).ending())
     assert [line[1:] for line in sweep.tables(grid, tmp_path)[0].rows] == [["diverged"], [f"{good:.2f}"]]
     assert sweep.unfinished(grid, tmp_path) == []
+
+
+def test_runs_that_results_have_are_done_and_stand_in_the_table(tmp_path):
+    keys = {**{k: str(v) for k, v in SMALL.items()}, "model": "mlp", "zeta": "0,0.15", "seed": "0,1"}
+    assert "precision" not in keys
+    grid = cells(keys)
+    assert played(grid[:2], tmp_path / "there") == [c.name for c in grid[:2]]
+    rows = [row | {"source": {"commit": "a"}} for row in results.collect(tmp_path / "there")]
+    known = sweep.recorded(grid, rows)
+    assert [*known] == [c.name for c in grid[:2]]
+    assert sweep.unfinished(grid, tmp_path / "here", known) == [2, 3]
+    assert sweep.recorded(cells({**keys, "precision": "fp32"}), rows).keys() == known.keys()
+    assert not sweep.recorded(cells({**keys, "precision": "bf16"}), rows)
+    assert not sweep.recorded(cells({**keys, "lr": "0.3"}), rows)
+    assert not sweep.recorded(grid, [row | {"source": {"unknown": "no git"}} for row in rows])
+    assert played(grid[2:], tmp_path / "here") == [c.name for c in grid[2:]]
+    (table,) = sweep.tables(grid, tmp_path / "here", known)
+    played(grid, tmp_path / "whole")
+    assert [table] == sweep.tables(grid, tmp_path / "whole")

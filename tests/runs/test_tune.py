@@ -6,11 +6,11 @@ import math
 import pytest
 
 import fedman.data
-from fedman.config import resolve
+from fedman.config import Preset, resolve
 from fedman.errors import UserError
 from fedman.runs import sweep, tune
 from fedman.runs.folder import RunFolder
-from fedman.runs.grid import cells
+from fedman.runs.grid import Grid, Sweep, cells
 from fedman.runs.records import Headline
 from fedman.runs.tune import Played, Setting, progress
 from tests.cli.command_line import main_ok, refused
@@ -235,3 +235,24 @@ def test_choices_apart_and_batches(tmp_path):
     assert {(c.config.rounds, c.config.keep_state) for c in tune.next_runs(rungs.batches[1], rungs, tmp_path)} == {
         (1, True)
     }
+
+
+def test_parts_of_a_tuning_share_a_file(tmp_path):
+    """What a part tried stays while others are played; another tuning in the same folder replaces it."""
+    axes = {"algorithm": ("fedavg", "fedprox"), "lr": ("0.03", "0.1")}
+    base = Sweep("both", (Grid(Preset({**KEYS, "rounds": 1, "validation": 0.1}), axes),))
+
+    def tune_part(out, each=("algorithm",), **keys):
+        planned = tune.plan(cells(keys, base), each, [])
+        play(planned, out)
+        return tune.write(planned, out)
+
+    tune_part(tmp_path / "parts", algorithm="fedprox")
+    parts = tune_part(tmp_path / "parts", algorithm="fedavg")
+    assert [tried["varied"]["algorithm"] for tried in parts["settings"]] == ["fedprox"] * 2 + ["fedavg"] * 2
+    assert len(cells({}, tune.chosen_sweep(tmp_path / "parts"))) == 2
+    tune_part(tmp_path / "whole")
+    assert tune_part(tmp_path / "parts") == tune.read(tmp_path / "parts/tune.json")
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+    only = tune_part(tmp_path / "parts", each=(), algorithm="fedavg")
+    assert [tried["varied"]["algorithm"] for tried in only["settings"]] == ["fedavg"] * 2

@@ -145,6 +145,11 @@ def sweep(
     tuned: Annotated[
         Path | None, typer.Option(metavar="PATH", help="the settings that `fedman tune` chose: folders, or tune.json")
     ] = None,
+    done: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="results files, or folders of them: their runs are done as well"),
+    ] = None,
+    left: Annotated[bool, typer.Option("--left", help="play nothing; print the runs that are left")] = False,
 ) -> None:
     """A grid of runs: comma lists of values, or a table of the paper. Done runs are skipped, interrupted ones go on.
 
@@ -157,9 +162,11 @@ def sweep(
     fedman sweep --merge runs/part-1 runs/part-2 --out runs/all
 
     fedman sweep --tuned runs/tune seed=0,1,2
+
+    fedman sweep --preset paper-cifar100 --done results --left
     """
     if merge:
-        if out is None or not keys or preset or config or tuned or workers or ray or shard:
+        if out is None or not keys or preset or config or tuned or workers or ray or shard or done or left:
             raise UserError("--merge: name the folders to join and one to join them in: --merge DIR... --out DIR")
         from fedman.runs.merge import merge_sweeps
 
@@ -180,18 +187,22 @@ def sweep(
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
     out = out or Path("runs") / ("tuned" if tuned else base.name if isinstance(base, Sweep) else "sweep")
 
-    from fedman.runs import sweep
+    from fedman.runs import results, sweep
 
     if shard:
         every, grid = grid, sweep.shard(grid, *shard_numbers(shard))
         if not grid:
             print_message(f"shard {shard}: nothing to do; the {len(every)} runs are in other shares")
             return
-    left = sweep.unfinished(grid, out)
-    if len(left) < len(grid):
-        print_message(f"{len(grid) - len(left)} of {len(grid)} runs are done already")
-    play_cells(grid, left, out, device, ray or workers)
-    write_tables(sweep.tables(grid, out), out)
+    recorded = sweep.recorded(grid, [row for place in done or () for _, rows in results.parts(place) for row in rows])
+    todo = sweep.unfinished(grid, out, recorded)
+    if len(todo) < len(grid):
+        print_message(f"{len(grid) - len(todo)} of {len(grid)} runs are done already")
+    if left:
+        typer.echo("".join(f"{grid[i].name}\n" for i in todo), nl=False)
+        return
+    play_cells(grid, todo, out, device, ray or workers)
+    write_tables(sweep.tables(grid, out, recorded), out)
 
 
 @app.command(cls=KeysCommand)
@@ -248,7 +259,7 @@ def results(
     out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="the file to write, or to add to")],
     replace: Annotated[bool, typer.Option("--replace", help="a run that differs takes the place of the old")] = False,
     committed: Annotated[
-        bool, typer.Option("--committed", help="refuse runs whose code is in no commit and no release")
+        bool, typer.Option("--committed", help="add no run whose code is in no commit and no release")
     ] = False,
     flatness: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also keep what was measured of them here")
@@ -357,12 +368,14 @@ def play_cells(
 
 def write_tables(tables: Sequence[Table], out: Path) -> None:
     """Print the tables of a sweep and write them to `table.md`."""
-    from fedman.runs.atomic import write_text
+    from fedman.runs.atomic import write_text, writing
     from fedman.runs.text_tables import markdown
 
     for table in tables:
         print_table(f"{table.title}, {out}", table.header, table.rows)
     text = "\n".join(f"{markdown(table.header, table.rows)}\n{table.title}\n" for table in tables)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.md", text)
 
 

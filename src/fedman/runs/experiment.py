@@ -309,6 +309,7 @@ class Run:
             diverged=str(error),
             round=self.state.round + 1,
             config=self.settings,
+            precision=self.built.precision,
             version=version(),
             source=self.source,
         )

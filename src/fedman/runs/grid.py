@@ -106,7 +106,9 @@ def _part(sweep: Sweep, lists: dict[str, list[Any]]) -> list[Cell]:
     given = {key: options for key, options in lists.items() if key not in axes}
     whole: dict[str, Cell] = {}
     for grid in sweep.grids:
-        whole |= _product(grid.base, grid.axes, given)
+        for name, cell in _product(grid.base, grid.axes, given).items():
+            if whole.setdefault(name, cell).config != cell.config:
+                raise UserError(f"{sweep.name}: two different runs would be called {name}")
     part = runs = [(cell, cell.config.flat()) for cell in whole.values()]
     for key in axes & lists.keys():
         has = {flat.get(key): None for _, flat in runs}

@@ -134,6 +134,7 @@ class Divergence(TypedDict):
     config: Settings
     diverged: str  # why
     round: Count
+    precision: NotRequired[str]  # not in those of earlier versions
     version: str
     source: NotRequired[Source]
     curve: NotRequired[Curve]  # in a results file

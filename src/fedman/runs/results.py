@@ -9,7 +9,7 @@ from pathlib import Path
 from fedman.errors import UserError
 from fedman.runs.atomic import write_text, writing
 from fedman.runs.checksums import Chain, chained, is_summed
-from fedman.runs.folder import DIVERGED, SUMMARY, RunFolder, find_runs
+from fedman.runs.folder import DIVERGED, ROUNDS, SUMMARY, RunFolder, find_runs
 from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import (
     ResultRow,
@@ -32,18 +32,21 @@ POINTS = 100  # of a curve
 def command(sources: Sequence[Path], out: Path, replace: bool, committed: bool) -> str:
     """`fedman results`: join the runs of `sources` and of an existing `out`, write them, say how many there are.
 
-    Runs whose code is in no commit and no release are named, and refused if only `committed` ones are wanted.
+    Runs whose code is in no commit and no release are named. If only `committed` ones are wanted, none is added.
     """
     before = read(out) if out.exists() else []
     rows = join([(str(out), before), *((str(source), load(source)) for source in sources)], replace)
-    unknown = unexplained(rows)
-    if committed and unknown:
+    new = [row for row in rows if not any(row is old for old in before)]
+    if committed and (unknown := unexplained(new)):
         raise UserError(f"{out}: not written; {unknown}")
+    unknown = unexplained(rows)
     old = not_checked(path for source in (*([out] if out.exists() else []), *sources) for path in unchecked(source))
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, chained(rows))
-    return f"{len(rows)} runs in {out}, {len(rows) - len(before)} of them new{chr(10) if unknown else ''}{unknown}{old}"
+    added = len(rows) - len(before)
+    replaced = f", {len(new) - added} replaced" if len(new) > added else ""
+    return f"{len(rows)} runs in {out}, {added} of them new{replaced}{chr(10) if unknown else ''}{unknown}{old}"
 
 
 def unexplained(rows: Sequence[ResultRow]) -> str:
@@ -61,6 +64,14 @@ def load(source: Path) -> list[ResultRow]:
     if not rows:
         raise UserError(f"{source}: no finished run here (no {SUMMARY})")
     return rows
+
+
+def parts(place: Path) -> list[tuple[Path, list[ResultRow]]]:
+    """The runs of a results file, or of all results files and run folders in a folder, by place."""
+    if not place.exists():
+        raise UserError(f"{place}: no such file or folder")
+    files = [place] if place.is_file() else [path for path in sorted(place.rglob("*.jsonl")) if path.name != ROUNDS]
+    return [*((path, read(path)) for path in files), (place, collect(place))]
 
 
 def collect(folder: Path) -> list[ResultRow]:
@@ -114,7 +125,8 @@ def read(path: Path) -> list[ResultRow]:
 def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False) -> list[ResultRow]:
     """The runs of several named places, each configuration once, in a fixed order.
 
-    Two outcomes of one configuration are an error that names the run, unless the later may `replace` the earlier.
+    Two outcomes of one configuration are an error that names the run, unless the later may `replace` the earlier; it
+    then also replaces an equal one that no commit explains, if a commit explains it.
     """
     kept: dict[str, tuple[str, ResultRow]] = {}
     for where, rows in parts:
@@ -122,14 +134,14 @@ def join(parts: Iterable[tuple[str, Iterable[ResultRow]]], replace: bool = False
             first = kept.setdefault(identity(row), (where, row))
             if not replace:
                 require_agreement(label(row), first, (where, row), "add --replace to take the later")
-            elif outcome(first[1]) != outcome(row):
+            elif outcome(first[1]) != outcome(row) or is_explained(row) > is_explained(first[1]):
                 kept[identity(row)] = where, row
     return sorted((row for _, row in kept.values()), key=order)
 
 
 def identity(row: ResultRow) -> str:
-    """What decides a run's result, as a text."""
-    return settings_identity(row["config"])
+    """What decides a run's result, as a text: its configuration, with the precision that was used."""
+    return settings_identity(row["config"] | ({"precision": row["precision"]} if "precision" in row else {}))
 
 
 def settings_identity(settings: Settings) -> str:

@@ -21,7 +21,8 @@ from fedman.runs.build import initial_model, stack_key
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
 from fedman.runs.ray_cluster import RayCluster
-from fedman.runs.records import Ending, Headline, Progress, evaluated_on, headline
+from fedman.runs.records import Ending, Headline, Progress, ResultRow, evaluated_on, headline, is_explained
+from fedman.runs.results import identity, settings_identity
 from fedman.runs.text_tables import mean_std
 from fedman.runs.workers import Processes, Stack, play, play_all
 from fedman.tasks import TASKS
@@ -30,9 +31,20 @@ CLIENTS = 90  # in one stack: more clients at once are not faster
 WORTH_PROCESSES = 200  # rounds, with one gradient a step: less work than this is done before processes have started
 
 
-def unfinished(grid: list[Cell], out: Path) -> list[int]:
-    """The numbers of the runs that are not finished."""
-    return [i for i, cell in enumerate(grid) if RunFolder(out / cell.name).finished(cell.config.flat()) is None]
+def unfinished(grid: list[Cell], out: Path, elsewhere: Mapping[str, Ending] = {}) -> list[int]:
+    """The numbers of the runs that are neither finished here nor elsewhere."""
+    ended = [RunFolder(out / cell.name).finished(cell.config.flat()) for cell in grid]
+    return [i for i, cell in enumerate(grid) if ended[i] is None and cell.name not in elsewhere]
+
+
+def recorded(grid: list[Cell], rows: Sequence[ResultRow]) -> dict[str, Ending]:
+    """The runs of a grid that are among these rows, by name: with precision=auto in whichever precision. Rows that no
+    commit explains do not count."""
+    known: dict[str, ResultRow] = {}
+    for row in filter(is_explained, rows):
+        known |= {settings_identity(row["config"] | {"precision": "auto"}): row, identity(row): row}
+    found = {cell.name: known.get(settings_identity(cell.config.flat())) for cell in grid}
+    return {name: row for name, row in found.items() if row is not None}
 
 
 def run(
@@ -138,13 +150,16 @@ class Table:
     rows: list[list[str]]
 
 
-def tables(grid: list[Cell], out: Path) -> list[Table]:
-    """The headline of `all`, and where clients have test samples of their own, what it is there."""
+def tables(grid: list[Cell], out: Path, elsewhere: Mapping[str, Ending] = {}) -> list[Table]:
+    """The headline of `all`, and where clients have test samples of their own, what it is there.
+
+    Runs that are not in the folder may have ended elsewhere.
+    """
     methods: dict[str, list[tuple[Cell, Ending]]] = {}
     names = {cell.config.algorithm for cell in grid}
     titles = {name: ALGORITHMS[name].title for name in names}
     for cell in grid:
-        if (ending := RunFolder(out / cell.name).ending()) is not None:
+        if (ending := RunFolder(out / cell.name).ending() or elsewhere.get(cell.name)) is not None:
             title = titles[cell.config.algorithm]
             unique = list(titles.values()).count(title) == 1
             rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm")}

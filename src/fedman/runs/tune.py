@@ -202,7 +202,10 @@ def next_runs(batch: Sequence[Sequence[Setting]], plan: Plan, out: Path) -> list
 
 
 def write(plan: Plan, out: Path) -> Tuning:
-    """Write what is known to `tune.json`, and every choice that is made as a TOML file for `fedman run`."""
+    """Write what is known to `tune.json`, and every choice that is made as a TOML file for `fedman run`.
+
+    What was tried in other parts of the same tuning, of other algorithms for example, stays in the file.
+    """
     found: Tuning = {
         "format": FORMAT,
         "headline": plan.headline.name,
@@ -211,6 +214,8 @@ def write(plan: Plan, out: Path) -> Tuning:
         "rungs": list(plan.rungs),
         "settings": [],
     }
+    if (out / NAME).exists():
+        found["settings"] += _other_parts(read(out / NAME), found, plan)
     for group in plan.groups:
         runs = {cell.name: played(cell, out, plan.headline) for setting in group for cell in setting.cells}
         known = progress(group, plan, runs)
@@ -232,6 +237,14 @@ def write(plan: Plan, out: Path) -> Tuning:
         if choice["chosen"]:
             write_toml(out / file_of(choice, found), run_settings(choice))
     return found
+
+
+def _other_parts(before: Tuning, now: Tuning, plan: Plan) -> list[Tried]:
+    """What was tried for other values of `each` in the same way."""
+    if {**before, "settings": []} != {**now, "settings": []}:
+        return []
+    mine = {_values(group[0].varied, plan.each) for group in plan.groups}
+    return [tried for tried in before["settings"] if _values(tried["varied"], plan.each) not in mine]
 
 
 def read(path: Path) -> Tuning:

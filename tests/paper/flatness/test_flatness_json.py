@@ -8,7 +8,9 @@ import math
 import pytest
 
 from fedman.cli.commands import main
+from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
+from fedman.paper.flatness.flatness_json import copy_compact
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
@@ -98,3 +100,20 @@ def test_copies_have_five_digits(runs, capsys):
 def test_a_damaged_file_is_named(runs, capsys, record, message):
     (runs / "plain/flatness.json").write_text(record if isinstance(record, str) else json.dumps(record))
     assert message in refused(capsys, "--plot", "plain")
+
+
+def test_copies_of_two_runs_under_one_name_are_refused(tmp_path):
+    for place, seed in (("a", 0), ("b", 1), ("c", 0)):
+        (tmp_path / place / "run").mkdir(parents=True)
+        record = {"format": 1, "run": RUN | {"seed": seed}, "models": {"all": {"top": TOP}}}
+        (tmp_path / place / "run/flatness.json").write_text(json.dumps(record))
+    out = tmp_path / "kept"
+    with pytest.raises(
+        UserError, match=r"run\.flatness\.json: would be of two runs, the other in .*/b/run; copy one to "
+    ):
+        copy_compact([tmp_path / "a", tmp_path / "b"], out)
+    assert not out.exists()
+    for place in "ac":
+        assert copy_compact([tmp_path / place], out) == f"flatness of 1 runs in {out}"
+    with pytest.raises(UserError, match="would be of two runs"):
+        copy_compact([tmp_path / "b"], out)

@@ -17,7 +17,7 @@ from fedman.models import takes_ids
 from fedman.paper.flatness.flatness_json import MeasuredRun
 from fedman.runs.build import initial_model, on_device
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import decisive
+from fedman.runs.records import Summary, decisive
 
 MODELS = ("all", "sel", "cloud")
 IDENTITY = ("dataset", "partition", "clients", "model", "algorithm", "zeta", "rounds", "seed")
@@ -31,11 +31,12 @@ class FinishedRun:
     folder: Path
     config: Config
     weights: dict[str, dict[str, Tensor]]  # by name of the model
+    precision: str  # in which it was trained
 
     @property
     def about(self) -> MeasuredRun:
         """What identifies this run, and the configuration that determined its result."""
-        settings = decisive(self.config.flat())
+        settings = decisive(self.config.flat()) | {"precision": self.precision}
         identity = {key: settings[key] for key in IDENTITY}
         return cast(MeasuredRun, {"method": self.config.method, **identity, "config": settings})
 
@@ -59,10 +60,10 @@ def read_run(folder: Path) -> FinishedRun:
     if not files.summary.exists():
         state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
         raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
-    files.ending()
+    summary = cast(Summary, files.ending())
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
-    return FinishedRun(folder, config, files.read_models())
+    return FinishedRun(folder, config, files.read_models(), summary["precision"])
 
 
 def restore(run: FinishedRun, which: str, data: Dataset) -> nn.Module:

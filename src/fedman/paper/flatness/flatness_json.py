@@ -208,18 +208,27 @@ def read_named(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Meas
 
 
 def copy_compact(sources: Sequence[Path], out: Path) -> str:
-    """Copy the `flatness.json` of all runs below `sources` to `out`, numbers to five digits, and say how many."""
+    """Copy the `flatness.json` of all runs below `sources` to `out`, numbers to five digits, and say how many.
+
+    A copy has the name of the run's folder; one that holds another run's measurements is not overwritten.
+    """
     found = sorted({path for source in sources for path in find(source)})
     if not found:
         raise UserError(f"{', '.join(map(str, sources))}: no {NAME} here; measure the runs with fedman flatness")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
+    copies: dict[Path, FlatnessRecord] = {}
     for path in found:
-        record = read(path)
+        record, copy = read(path), out / f"{path.parent.name}.{NAME}"
+        before = copies.get(copy) or (read(copy) if copy.exists() else record)
+        if before["run"] != record["run"]:
+            raise UserError(f"{copy}: would be of two runs, the other in {path.parent}; copy one to another folder")
         record["models"] = _rounded(record["models"], 5)
         record["sha256"] = digest(record)
-        write_text(out / f"{path.parent.name}.{NAME}", json.dumps(record, ensure_ascii=False) + "\n")
-    return f"flatness of {len(found)} runs in {out}"
+        copies[copy] = record
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for copy, record in copies.items():
+        write_text(copy, json.dumps(record, ensure_ascii=False) + "\n")
+    return f"flatness of {len(copies)} runs in {out}"
 
 
 def _check_sizes(measured: Measurements, where: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -165,12 +165,13 @@ def ranking(data: Field) -> Table:
                 setting_text(data.choices.get(method)),
                 rounds_text(tuned) if tuned else BLANK,
                 _seconds(tuned),
-                *(_mean_measure(data, tuned, name) for name in ("hessian", "trace")),
+                _mean_measure(data, tuned, "hessian", ".2f"),
+                _mean_measure(data, tuned, "trace", ".0f"),
             ]
         )
     note = (
-        f"Accuracy of the mean of all clients in %, {_seeds(data.tuned)}, ζ = {ZETA[DATASET]:g}. Settings were chosen "
-        "among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max and "
+        f"Accuracy of the mean of all clients in %, {_seeds(data.tuned, PLACE)}, ζ = {ZETA[DATASET]:g}. Settings were "
+        "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max and "
         "trace: of the training loss at the tuned models. –: not measured."
     )
     return Table("field-ranking", f"CIFAR-100, {paper.partition_title(PLACE)}: the field", header, rows, note, 2)
@@ -304,10 +305,10 @@ def sentences(data: Field) -> list[str]:
                 made.append(f"It does not help {', '.join(down)}.")
     adds = {m: gain for m in METHODS if (gain := data.tuning_gain(m)) is not None}
     if adds:
-        most = max(adds, key=adds.__getitem__)
+        least, most = (choose(adds, key=adds.__getitem__) for choose in (min, max))
         made.append(
-            f"Tuning alone adds {points(statistics.median(adds.values()))} points in the median and at most "
-            f"{points(adds[most])} ({method_title(*most)})."
+            f"Tuning alone adds {points(adds[least])} ({method_title(*least)}) to {points(adds[most])} "
+            f"({method_title(*most)}), {points(statistics.median(adds.values()))} in the median of {len(adds)} methods."
         )
         both = [(data.get(data.tuned, m), data.get(data.default, m)) for m in adds]
         orders = [(a.mean, b.mean) for a, b in both if a and b]
@@ -375,10 +376,10 @@ def _pairs(data: Field, name: str) -> list[tuple[ResultRow, float]]:
     return [(row, value) for row, value in found if value is not None]
 
 
-def _mean_measure(data: Field, s: Series | None, name: str) -> str:
+def _mean_measure(data: Field, s: Series | None, name: str, form: str) -> str:
     runs = {identity(run) for run in s.runs} if s else set()
     values = [value for row, value in _pairs(data, name) if identity(row) in runs]
-    return mean_std(values, ".4g") if values else BLANK
+    return mean_std(values, form) if values else BLANK
 
 
 def _sharpness(measured: Measurements, name: str) -> float | None:
@@ -399,5 +400,6 @@ def _seconds(s: Series | None) -> str:
     return f"{statistics.fmean(found):.1f}" if found else BLANK
 
 
-def _seeds(data: Study) -> str:
-    return data.seeds if data.cells else "no seeds"
+def _seeds(data: Study, partition: str) -> str:
+    cells = data.of(partition)
+    return replace(data, cells=cells).seeds if cells else "no seeds"

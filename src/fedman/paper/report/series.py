@@ -211,8 +211,8 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
 
     Usual values are the paper's for its data sets and models, else the most frequent ones of the data set, model and
     algorithm among runs with one headline. Runs that differ in precision alone make two series; the one with more
-    seeds, or of the more frequent precision, is the main one, and has the runs that diverged, whose precision is not
-    recorded.
+    seeds, or of the more frequent precision, is the main one, and has the runs that diverged in earlier versions, which
+    did not record their precision.
     """
     headlines = _headlines(rows)
     models = _other_models(rows, headlines)
@@ -293,7 +293,7 @@ def position(names: Iterable[str], name: str) -> int:
 
 
 def _precision(row: ResultRow) -> str:
-    return "" if "diverged" in row else row["precision"]
+    return row.get("precision", "")
 
 
 def _most_frequent(configs: Sequence[Settings]) -> Settings:

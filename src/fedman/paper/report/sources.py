@@ -11,7 +11,7 @@ from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.runs import records, results, tune
-from fedman.runs.folder import ROUNDS, SUMMARY
+from fedman.runs.folder import SUMMARY
 from fedman.runs.records import ResultRow, evaluated_on
 from fedman.runs.tune import Tuning
 
@@ -64,11 +64,7 @@ def find(place: Path) -> Sources:
     Of two results of one configuration the first file's is taken, and a note says so. Runs that were evaluated on
     samples held out, and not on the test set, are left out.
     """
-    if not place.exists():
-        raise UserError(f"{place}: no such file or folder")
-    files = [place] if place.is_file() else [path for path in sorted(place.rglob("*.jsonl")) if path.name != ROUNDS]
-    parts = [(path, results.read(path)) for path in files]
-    parts.append((place, results.collect(place)))
+    parts = results.parts(place)
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
     theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
@@ -80,7 +76,7 @@ def find(place: Path) -> Sources:
     )
     if not rows and not measured and not of_field.rows and not of_field.tunings:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
-    unchecked = [path for source in {place: None, **dict.fromkeys(files)} for path in results.unchecked(source)]
+    unchecked = [path for source in {place: None, **dict(parts)} for path in results.unchecked(source)]
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
     papers = [record for path, record in measured.items() if not _of_field(path)]
     return Sources(rows, papers, costs, theorems, notes, unchecked, of_field)
