@@ -138,7 +138,8 @@ def _ranks(members: Sequence[Measured]) -> Iterator[Claim]:
         if len(pairs) >= RANK:
             before = _runs([rank for rank, (a, b) in enumerate(pairs[: first - 1], 1) if a < b])
             also = f" (and at {', '.join(before)})" if before else ""
-            here = f"smaller from rank {first} to {len(pairs)}{also}{_on(count)}, seed {seed}"
+            below = f"smaller from rank {first} to" if first <= len(pairs) else "not smaller at rank"
+            here = f"{below} {len(pairs)}{also}{_on(count)}, seed {seed}"
             yield Claim(RANKS, f"“after about {RANK}”", here, first <= RANK)
 
 

@@ -171,8 +171,8 @@ def ranking(data: Field) -> Table:
         )
     note = (
         f"Accuracy of the mean of all clients in %, {_seeds(data.tuned, PLACE)}, ζ = {ZETA[DATASET]:g}. Settings were "
-        "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max and "
-        "trace: of the training loss at the tuned models. –: not measured."
+        "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max "
+        "and trace: of the training loss at the tuned models. –: not measured."
     )
     return Table("field-ranking", f"CIFAR-100, {paper.partition_title(PLACE)}: the field", header, rows, note, 2)
 
