@@ -16,6 +16,8 @@ class FedACG(FedProx):
 
     Step: w ← w − η(clip(∇F(w) + μ(w − θ)) + λw), with θ = θ̄ + λ_m·m. Server, with Δ = mean_S x_k − θ:
     m ← λ_m·m + Δ; θ̄ ← θ̄ + m. This makes θ̄ the mean of the uploads, and m its last change.
+
+    The released code's weight b is that of ‖w − θ‖², without ½: μ = 2b.
     """
 
     title = "FedACG"

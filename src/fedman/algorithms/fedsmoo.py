@@ -23,7 +23,7 @@ class FedSMOO(FedDyn):
     w ← w − η(clip(∇F(w + e) + α_k(h_k − θ)) + (λ + α_k)w).
     Server: s̄ ← ρ·m/‖m‖ with m = mean_S (μ_k − e), e that of the last step. The rest as FedDyn.
 
-    `mu_alone` leaves e out, m = mean_S μ_k, as the released code does.
+    `mu_alone` leaves e out, m = mean_S μ_k, as the code of the paper's author does.
     """
 
     title = "FedSMOO"

@@ -1,9 +1,9 @@
 """Convergence of FedAvg on F = f + ζR, the inequality beside what happens, in float64.
 
-The paper's Proposition 1 asks for smooth clients (A1), a bounded variance of their gradients (A2) and bounded
-differences between clients (A3), and concludes that gradients of the objective become small. With all clients and all
-samples in every step, which makes the variance 0, its constants are easily proved: each client takes K steps of size η,
-and if ηKL ≤ 1/3,
+The paper's Proposition 1, paraphrased from notes, asks for smooth clients (A1), a bounded variance of their gradients
+(A2) and bounded differences between clients (A3), and concludes that gradients of the objective become small. With all
+clients and all samples in every step, which makes the variance 0, its constants are easily proved: each client takes
+K steps of size η, and if ηKL ≤ 1/3,
 
     (1/T) Σ_t ‖∇F(θ_t)‖² ≤ 4 (F(θ_0) − F*) / (ηKT) + 9 (ηKL)² σ²
 
