@@ -147,7 +147,7 @@ _SWEEPS |= {
         _penalty("man-hidden", 0.15),
         _penalty("man-logits", 0.15),
         _penalty("activation-l1", 0.05, 0.15),
-        _penalty("feddecorr", 0.05, 0.1),
+        _penalty("feddecorr", 0.1, 4.8),  # the paper's weight, and what the released code's 0.1 is with batches of 50
         _grid("cifar100", ("fedavg", "feddc"), (0,), weight_decay=DECAYS, seed=SEEDS),
     ),
 }

@@ -111,9 +111,11 @@ def test_the_fields_sweeps():
     kinds = {(c.config.penalty, c.config.zeta, c.config.weight_decay) for c in cells({}, SWEEPS["field-penalties"])}
     assert kinds == {
         ("man-hidden", 0.15, 0.001), ("man-logits", 0.15, 0.001), ("activation-l1", 0.05, 0.001),
-        ("activation-l1", 0.15, 0.001), ("feddecorr", 0.05, 0.001), ("feddecorr", 0.1, 0.001), ("man", 0.0, 0.002),
+        ("activation-l1", 0.15, 0.001), ("feddecorr", 0.1, 0.001), ("feddecorr", 4.8, 0.001), ("man", 0.0, 0.002),
         ("man", 0.0, 0.004), ("man", 0.0, 0.008),
     }  # fmt: skip
+    (batch_size,) = {c.config.batch_size for c in cells({}, SWEEPS["field-penalties"])}
+    assert 0.1 * (batch_size - 1) ** 2 / batch_size == pytest.approx(4.8, abs=0.01)  # FedDecorr's 0.1 in its own code
 
 
 def test_methods_are_ranked_and_what_is_missing_is_empty(data):
