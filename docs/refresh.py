@@ -1,4 +1,4 @@
-"""Bring the documents up to date with the results: their tables, and the picture of the report's page.
+"""Bring the documents up to date with the results: their tables, and the pictures of the report's page.
 
     python docs/refresh.py [--picture]
 
@@ -7,7 +7,8 @@ A document names a table that `fedman report results` makes, and the table goes 
     <!-- table cifar100-headline -->
     <!-- end -->
 
---picture also takes docs/report.png from the page; it needs selenium and Chromium.
+--picture also makes docs/cifar100.png of three of the page's figures, and takes docs/report.png from the page, for which
+it needs selenium and Chromium.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PAGES = (
 )
 DOCUMENTS = tuple(ROOT / page for page in PAGES)
 BLOCK = re.compile(r"(<!-- table ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-WIDTH, SECTION, GROUPS = 1280, "#cifar100", 3  # of the picture
+WIDTH, SECTION, GROUPS = 1280, "#cifar100", 3  # of docs/report.png
+SIDE_BY_SIDE = ("curves-1", "fedavg-plain-surface", "fedavg-man-surface")  # in docs/cifar100.png, of Dirichlet 0.3
 
 
 def refreshed(text: str, tables: Path) -> str:
@@ -71,13 +73,30 @@ def picture(page: Path, path: Path) -> None:
         shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     finally:
         browser.quit()
-    image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    save(Image.open(io.BytesIO(base64.b64decode(shot["data"]))), path)
+
+
+def side_by_side(figures: Path, path: Path) -> None:
+    """Convergence and loss surfaces in one picture, for the README."""
+    images = [Image.open(figures / f"cifar100-dir0.3-{name}.png") for name in SIDE_BY_SIDE]
+    height = max(image.height for image in images)
+    joined = Image.new("RGB", (sum(image.width for image in images), height), "white")
+    left = 0
+    for image in images:
+        joined.paste(image, (left, (height - image.height) // 2))
+        left += image.width
+    save(joined, path)
+
+
+def save(image: Image.Image, path: Path) -> None:
+    """Save as a PNG of 256 colours."""
+    colours = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    colours.save(path, optimize=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", action="store_true", help="also take docs/report.png")
+    parser.add_argument("--picture", action="store_true", help="also make the pictures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
@@ -86,6 +105,7 @@ def main() -> None:
             text = document.read_text(encoding="utf-8")
             document.write_text(refreshed(text, Path(folder) / "report_files/tables"), encoding="utf-8")
         if options.picture:
+            side_by_side(Path(folder) / "report_files/figures", ROOT / "docs/cifar100.png")
             picture(page, ROOT / "docs/report.png")
 
 

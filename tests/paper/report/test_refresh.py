@@ -3,7 +3,9 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from docs import refresh
 from fedman.paper.report import command
@@ -24,7 +26,18 @@ def page(tmp_path_factory):
 @pytest.mark.slow
 def test_the_page_is_small(page):
     assert page.stat().st_size < 3e6
-    assert (ROOT / "docs/report.png").stat().st_size < 200_000
+    for name in ("report", "cifar100"):
+        assert (ROOT / f"docs/{name}.png").stat().st_size < 200_000
+
+
+@pytest.mark.slow
+def test_nothing_is_cut_off_at_the_edge_of_a_figure(page):
+    figures = sorted((page.parent / "report_files/figures").glob("*.png"))
+    assert figures
+    for figure in figures:
+        pixels = np.asarray(Image.open(figure).convert("RGB"))
+        edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        assert (edge == 255).all(), figure.name
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def penalties_of(settings: Iterable[Setting]) -> list[str]:
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
     """A figure with one pair of axes in a fixed place, in inches."""
     figure = Figure(figsize=(width, height))
-    left, right, top, bottom = 0.5, 0.1, 0.3, 0.44
+    left, right, top, bottom = 0.56, 0.14, 0.3, 0.44
     place = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
     return figure, figure.add_axes(place, **options)
 

@@ -95,7 +95,7 @@ def landscapes(members: Sequence[Measured]) -> list[Picture]:
 
 def _surface(found: Landscape, levels: np.ndarray) -> tuple[Figure, None]:
     figure, axes = panel(4.1, 3.6, projection="3d")
-    axes.set_position((0.0, 0.0, 0.94, 0.94))
+    axes.set_position((0.0, 0.04, 0.94, 0.9))
     plot.draw_surface(axes, found, levels)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_pane_color((1, 1, 1, 0))
