@@ -141,6 +141,40 @@ def test_coming_from_runs_as_printed(tmp_path):
     assert done.stdout.count("FedAvg") == 2
 
 
+HOW_TO = (ROOT / "docs/how-to.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_how_to_runs_as_printed(tmp_path):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", HOW_TO, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *methods, clients = done.stdout.splitlines()
+    assert [line.split()[0] for line in methods] == ["FedAvg", "FedAvg+MAN", "FedDyn", "FedDyn+MAN"]
+    assert re.findall(r"'(\w+)': [\d.]+", clients) == ["ann", "bob", "eve"]
+
+
+def options_of(command):
+    """The options of a subcommand of `fedman`, `data get` among them."""
+    from typer.main import get_command
+
+    from fedman.cli.commands import app
+
+    group = get_command(app)
+    for word in command.split():
+        group = group.commands[word]
+    return {option for each in group.params for option in (*each.opts, *each.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_options_that_a_page_prints_exist(page):
+    commands = "run|sweep|tune|results|report|flatness|verify|data get|data show|flower simulate"
+    for command, words in re.findall(rf"fedman ({commands})\b([^`|#\n]*)", page.read_text(encoding="utf-8")):
+        options = {word.partition("=")[0] for word in words.split() if re.match(r"--\w", word)}
+        if page.name != "first-hour.md":  # which has mistakes on purpose
+            assert options <= options_of(command), (command, words)
+
+
 def test_every_public_name_is_in_the_api_reference():
     import fedman
 

@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 
 PAGES = {
     "Use": [
+        "docs/how-to",
         "docs/man",
         "docs/running",
         "docs/bring-your-own",
