@@ -1,7 +1,7 @@
 """fedman.flatness against PyHessian 0.1: the same model, data, batches and precision; products, seconds and errors.
 
-    pip install --no-deps --target /tmp/pyhessian PyHessian==0.1
-    PYTHONPATH=/tmp/pyhessian python benchmarks/against_pyhessian.py [--seeds 3] [--rounds 20] [--out FILE.json]
+    pip install --no-deps --target build/pyhessian PyHessian==0.1
+    PYTHONPATH=build/pyhessian python benchmarks/against_pyhessian.py [--seeds 3] [--rounds 20] [--out FILE.json]
 
 A small CNN trained by FedAvg on the embedded digits, all 1,437 training images in batches of 500, fp32, one thread of a
 CPU. Errors are against Lanczos in float64 with residuals below 1e-9. PyHessian runs as it comes (tol=1e-3, at most 100

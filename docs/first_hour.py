@@ -111,7 +111,7 @@ ACTIONS = (
     ),
     Action(
         "run",
-        "a grid in shares, as jobs play it",
+        "a grid in shares, as an array of jobs runs it",
         f"for i in 1 2 3; do fedman sweep {SMALL} zeta=0,0.05 rounds=1 --shard $i/3 --out part-$i; done; "
         "fedman sweep --merge part-* --out parts",
         "2 runs in parts, 2 of them finished",
@@ -160,8 +160,8 @@ ACTIONS = (
 HEAD = f"""# The first hour
 
 Thirty actions of somebody who is new here, in an environment that holds fedman's wheel and its dependencies alone.
-`make first-hour` plays them; it fails where an action ends with another exit code, does not say what it should, or
-ends in a traceback, and writes down what was seen. `SMALL` stands for `{SMALL}`.
+`make first-hour` runs them and writes this page. It fails if an action ends with another exit code, does not print what
+it should, or ends in a traceback. `SMALL` stands for `{SMALL}`.
 
 | | what | command | exit code | seen |
 | --- | --- | --- | --- | --- |

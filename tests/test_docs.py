@@ -133,6 +133,17 @@ def test_coming_from_is_short_and_its_commands_parse():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("page", "printed"), [("running", "FedDyn+MAN on digits"), ("flatness", "2 tensor(")])
+def test_a_page_runs_as_printed(page, printed, tmp_path):
+    """All its Python, as one script, in an empty folder."""
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+
+
+@pytest.mark.slow
 def test_coming_from_runs_as_printed(tmp_path):
     page = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))

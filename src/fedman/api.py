@@ -100,7 +100,8 @@ def run(
     - `algorithm`, `task`, `penalty`, `optimizer`, `aggregation`, `attack`: an instance, whose fields are its
       hyper-parameters; or `module:Name`.
 
-    `hyper` are the hyper-parameters of parts given by name. `progress` is called with the record of every round; it may
+    `hyper` are the hyper-parameters of parts given by name. `preset` and `device` ("auto", "cpu", "cuda", "cuda:1") are
+    those of the command. `progress` is called with the record of every round; it may
     raise `fedman.StopRun("why")`, which ends the run after that round, with a summary that says so. With `out`
     everything is written to that folder, and `resume` goes on from the last checkpoint there.
 

@@ -22,7 +22,7 @@ Numbers = dict[str, int | float]
 
 
 class Tracker(ABC):
-    """What sees every round of a run. `log` may raise `fedman.StopRun` to end the run after that round.
+    """Receives the record of every round of a run. `log` may raise `fedman.StopRun` to end the run after that round.
 
     `__init__` opens the log: `folder` is the run's, `settings` its keys, `start` the number of rounds that a
     resumed run has behind it. Rounds since its last checkpoint are logged again.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+import fedman
 import fedman.penalties
 from fedman.cli import main
 from fedman.models import build
@@ -62,6 +63,22 @@ def test_the_command_lines_run(line: str, monkeypatch: pytest.MonkeyPatch, capsy
         main()
     assert end.value.code in (0, None), capsys.readouterr()
     assert Path("out/summary.json").exists()
+
+
+def test_every_way_to_attach_the_term_works() -> None:
+    """The first block of the page: each line that makes a term, on the paper's CNN."""
+    block = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    ways = [line for line in block.splitlines() if line.startswith("man = ")]
+    assert len(ways) == 5
+    for way in ways:
+        model = build("cifar_cnn", (3, 32, 32), 10)
+        names = {"ActivationNorm": fedman.ActivationNorm, "model": model, "measure": lambda a: a.abs().flatten(1).mean(1)}
+        exec(way, names)
+        man = names["man"]
+        model(torch.randn(4, 3, 32, 32))
+        assert man().item() > 0
+        assert ("output" in man.values) is ("output=False" not in way)
+        man.remove()
 
 
 def test_the_table_names_what_exists() -> None:

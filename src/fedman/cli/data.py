@@ -20,7 +20,10 @@ def get(
     ] = None,
     url: Annotated[str | None, typer.Option(help="a mirror; the checksum stays the official one")] = None,
 ) -> None:
-    """Download the official archive, with resume and checksum."""
+    """Download the official archive of a data set of `fedman list`, with resume and checksum.
+
+    fedman data get cifar100
+    """
     from fedman.cli.progress import work_progress
     from fedman.data import download
 

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run."""
+    """A finished run.
+
+    - `summary`: what `summary.json` holds, a dict.
+    - `rounds`: the records, one a round.
+    - `models`: of "all" (the mean of all clients' last models), "sel" (of the last cohort's) and "cloud" (the server's)
+      what `load_state_dict` takes.
+    - `folder`: where the run was written, or None.
+    """
 
     summary: Summary
-    rounds: list[RoundRecord]  # the records, one a round
-    models: dict[str, dict[str, Tensor]]  # "all", "sel", "cloud": parameters by name, for load_state_dict
-    folder: Path | None = None  # where it was written
+    rounds: list[RoundRecord]
+    models: dict[str, dict[str, Tensor]]
+    folder: Path | None = None
 
     @property
     def headline(self) -> float:

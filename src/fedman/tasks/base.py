@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Task(ABC):
     """What is learnt. A subclass is a frozen set of hyper-parameters.
 
-    `output` is what the model returns for a batch of B samples, `target` their targets `[B, ...]`. Means, shares and
-    masks are not a task's business: it speaks of one sample at a time.
+    `output` is what the model returns for a batch of B samples, `target` their targets `[B, ...]`. A task gives values
+    of single samples; means, shares and masks are left to the training loop.
     """
 
     title: ClassVar[str]
