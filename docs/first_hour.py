@@ -159,7 +159,7 @@ ACTIONS = (
 )
 HEAD = f"""# The first hour
 
-Thirty actions of somebody who is new here, in an environment that holds fedman's wheel and its dependencies alone.
+Thirty actions of a new user, in an environment that holds only fedman's wheel and its dependencies.
 `make first-hour` runs them and writes this page. It fails if an action ends with another exit code, does not print what
 it should, or ends in a traceback. `SMALL` stands for `{SMALL}`.
 

@@ -7,8 +7,8 @@ A document names a table that `fedman report results` makes, and the table goes 
     <!-- table cifar100-headline -->
     <!-- end -->
 
---picture also makes docs/cifar100.png of three of the page's figures, and takes docs/report.png from the page, for which
-it needs selenium and Chromium.
+--picture also makes docs/cifar100.png of three of the page's figures, and takes docs/report.png from the page; that
+needs selenium and Chromium.
 """
 
 from __future__ import annotations

@@ -238,6 +238,17 @@ def printed_commands(page, verb):
     return re.findall(rf"^fedman {verb} (.*?)(?: +# (\d+).*)?$", text, re.MULTILINE)
 
 
+def test_the_page_on_running_names_all_keys_of_execution_and_all_sweeps():
+    from typing import get_args
+
+    from fedman.config import KEYS
+    from fedman.paper.presets import SWEEPS
+
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/running.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert named >= set(SWEEPS) | set(get_args(KEYS["execution"].annotation)) - {"auto"}
+
+
 def test_tunings_of_the_pages_are_as_printed():
     from fedman.cli.commands import _rounds, _words
     from fedman.config import overrides

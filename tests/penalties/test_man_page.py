@@ -72,8 +72,8 @@ def test_every_way_to_attach_the_term_works() -> None:
     assert len(ways) == 5
     for way in ways:
         model = build("cifar_cnn", (3, 32, 32), 10)
-        names = {"ActivationNorm": fedman.ActivationNorm, "model": model, "measure": lambda a: a.abs().flatten(1).mean(1)}
-        exec(way, names)
+        names = {"ActivationNorm": fedman.ActivationNorm, "model": model}
+        exec(way, names | {"measure": lambda a: a.abs().flatten(1).mean(1)}, names)
         man = names["man"]
         model(torch.randn(4, 3, 32, 32))
         assert man().item() > 0
