@@ -11,7 +11,7 @@ from itertools import groupby
 from fedman.config import PARTS
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
-from fedman.paper.report.series import MAN, Series, Setting, part_title, penalty_order, slug
+from fedman.paper.report.series import MAN, Series, Setting, part_title, penalties_of, slug
 from fedman.paper.targets import Target
 from fedman.parts import hyperparameters
 from fedman.runs.records import Headline, figures
@@ -134,7 +134,7 @@ class Comparison:
     @property
     def penalties(self) -> list[str]:
         """The penalties of its cells."""
-        return sorted({c.series.penalty for c in self.cells if c.series.penalty}, key=penalty_order)
+        return penalties_of(cell.series for cell in self.cells)
 
     @property
     def added(self) -> str:
@@ -186,6 +186,11 @@ class Comparison:
     def precision(self) -> str:
         """The arithmetic of the cells' runs: "bf16"."""
         return ", ".join(sorted({r["precision"] for c in self.cells for r in c.series.runs if "diverged" not in r}))
+
+    def picture_of(self, partition: str, kind: str, what: str) -> tuple[str, str]:
+        """The name and the title of a figure of a partition."""
+        name = f"{self.name}-{slug(partition)}-{kind}"
+        return name, f"{self.title}, {paper.partition_title(partition)}: {what}"
 
     def of(self, partition: str) -> list[Cell]:
         """The cells of a partition."""

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import Cell, Comparison, printed
 from fedman.paper.report.figure import INK, MUTED, SHEET, Picture, colour, draw_curve, finish, panel
-from fedman.paper.report.series import MAN, Curve, Series, method_order, method_title, slug
+from fedman.paper.report.series import MAN, Curve, Series, algorithms_of, method_title, slug
 from fedman.runs.records import Headline
 from fedman.runs.results import POINTS
 
@@ -27,7 +27,8 @@ def overview(data: Comparison) -> list[Picture]:
     span = [v for c in data.cells for v in (c.series.mean, c.target.accuracy if c.target else c.series.mean)]
     span = [v for v in span if np.isfinite(v)]
     rows = _overview_rows(data)
-    labels = [_shortened(method_title(a, p if len(data.penalties) > 1 else "")) for a, p in rows]
+    labels = [method_title(a, p if len(data.penalties) > 1 else "") for a, p in rows]
+    labels = [label if len(label) <= 32 else f"{label[:31]}…" for label in labels]
     more = max(0, max(map(len, labels), default=0) - 8)  # the names of the paper's algorithms are that long
     left = 0.17 + 0.012 * more + 0.02 * bool(more)
     pictures = []
@@ -37,8 +38,8 @@ def overview(data: Comparison) -> list[Picture]:
         axes.set_position((left, axes.get_position().y0, 0.97 - left, axes.get_position().height))
         points = []
         for row, (algorithm, penalty) in enumerate(rows):
-            cells = {c.series.penalty: c for c in data.of(partition) if c.series.algorithm == algorithm}
-            pair = {p: c for p, c in cells.items() if p in ("", penalty)}
+            cells = [c for c in data.of(partition) if c.series.algorithm == algorithm]
+            pair = {c.series.penalty: c for c in cells if c.series.penalty in ("", penalty)}
             points += _plain_to_penalised(axes, row, pair, data.headline)
         axes.set(
             title=paper.partition_title(partition),
@@ -52,19 +53,14 @@ def overview(data: Comparison) -> list[Picture]:
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", colors=INK)
-        title = f"{data.title}, {paper.partition_title(partition)}: plain and with {data.added}"
-        name = f"{data.name}-{slug(partition)}-overview"
-        pictures.append(finish(name, title, figure, {"points": points}))
+        named = data.picture_of(partition, "overview", f"plain and with {data.added}")
+        pictures.append(finish(*named, figure, {"points": points}))
     return pictures
-
-
-def _shortened(label: str, length: int = 32) -> str:
-    return label if len(label) <= length else f"{label[: length - 1]}…"
 
 
 def _overview_rows(data: Comparison) -> list[tuple[str, str]]:
     """An algorithm and a penalty on each row; one that was run without any has a row too."""
-    algorithms = sorted({c.series.algorithm for c in data.cells}, key=lambda name: (method_order(name), name))
+    algorithms = algorithms_of(c.series for c in data.cells)
     run = {(c.series.algorithm, c.series.penalty) for c in data.cells}
     return [(a, p) for a in algorithms for p in [p for p in data.penalties if (a, p) in run] or [""]]
 
@@ -91,40 +87,36 @@ def _plain_to_penalised(
 
 def convergence(data: Comparison) -> list[Picture]:
     """For each family of algorithms a panel for each partition: mean over seeds, band from lowest to highest."""
-    present = [c.series for c in data.cells if c.series.curve is not None]
-    names = {s.algorithm for s in present}
+    present = [(c.series, c.series.curve) for c in data.cells if c.series.curve is not None]
+    names = {s.algorithm for s, _ in present}
     families = [names.intersection(family) for family in FAMILIES] if len(names) > 3 else []
     families.append(names.difference(*families))
     pictures = []
     for number, family in enumerate(filter(None, families), 1):
         for partition in data.partitions:
-            members = [s for s in present if s.partition == partition and s.algorithm in family]
-            if members:
-                pictures.append(_panel(data, members, partition, number))
+            drawn = [(s, curve) for s, curve in present if s.partition == partition and s.algorithm in family]
+            if not drawn:
+                continue
+            figure, axes = panel()
+            for s, curve in drawn:
+                band = (curve.low, curve.high) if len(s.runs) > 1 else ()
+                draw_curve(axes, s, curve.rounds, curve.mean, data.penalties, band=band)
+            first, _ = drawn[0]
+            if first.target:
+                axes.axhline(first.target, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+            axes.set(xlim=(0, first.length), ylim=_limits(drawn, data.headline))
+            _label(axes, data, partition, "round")
+            named = data.picture_of(partition, f"curves-{number}", f"{data.headline.name} over the rounds")
+            pictures.append(finish(*named, figure))
     return pictures
 
 
-def _panel(data: Comparison, members: Sequence[Series], partition: str, number: int) -> Picture:
-    figure, axes = panel()
-    drawn = [(s, s.curve) for s in members if s.curve is not None]
-    for s, curve in drawn:
-        band = (curve.low, curve.high) if len(s.runs) > 1 else ()
-        draw_curve(axes, s, curve.rounds, curve.mean, band=band, penalties=data.penalties)
-    goal = members[0].target
-    if goal:
-        axes.axhline(goal, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-    axes.set(
-        title=paper.partition_title(partition),
-        xlabel="round",
-        ylabel=data.headline.title(),
-        xlim=(0, members[0].length),
-        ylim=_limits(drawn, data.headline),
-    )
+def _label(axes: Any, data: Comparison, partition: str, x: str) -> None:
+    """Title, axes and legend of a panel in which the headline is drawn against `x`."""
+    axes.set(title=paper.partition_title(partition), xlabel=x, ylabel=data.headline.title())
     axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(BINS))
     axes.legend(loc=f"{'upper' if data.headline.lower_is_better else 'lower'} right").set_gid("legend")
-    title = f"{data.title}, {paper.partition_title(partition)}: {data.headline.name} over the rounds"
-    return finish(f"{data.name}-{slug(partition)}-curves-{number}", title, figure)
 
 
 def _limits(drawn: Sequence[tuple[Series, Curve]], headline: Headline) -> tuple[float, float]:
@@ -154,17 +146,9 @@ def clients(data: Comparison) -> list[Picture]:
         figure, axes = panel()
         for s, values in members.items():
             shown = np.unique(np.linspace(0, len(values) - 1, POINTS).round().astype(int))
-            draw_curve(axes, s, 1 + shown, np.array(values)[shown], penalties=data.penalties)
-        axes.set(
-            title=paper.partition_title(partition),
-            xlabel="clients, worst first",
-            ylabel=data.headline.title(),
-        )
-        axes.xaxis.set_major_locator(MaxNLocator(BINS, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(BINS))
-        axes.legend(loc=f"{'upper' if data.headline.lower_is_better else 'lower'} right").set_gid("legend")
-        title = f"{data.title}, {paper.partition_title(partition)}: {data.headline.name} of each client"
-        pictures.append(finish(f"{data.name}-{slug(partition)}-clients", title, figure))
+            draw_curve(axes, s, 1 + shown, np.array(values)[shown], data.penalties)
+        _label(axes, data, partition, "clients, worst first")
+        pictures.append(finish(*data.picture_of(partition, "clients", f"{data.headline.name} of each client"), figure))
     return pictures
 
 

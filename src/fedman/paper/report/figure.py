@@ -10,7 +10,7 @@ import colorsys
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fedman.paper.report.series import Setting, penalty_order, slug
+from fedman.paper.report.series import Setting, slug
 
 COLOURS = {
     "sheet": ("#ffffff", "#1b1e26"),
@@ -105,11 +105,6 @@ def key(name: str) -> str:
     return slug(name).replace(".", "-")
 
 
-def penalties_of(settings: Iterable[Setting]) -> list[str]:
-    """The penalties of these settings, in their order."""
-    return sorted({each.penalty for each in settings} - {""}, key=penalty_order)
-
-
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:
     """A figure with one pair of axes in a fixed place, in inches."""
     figure = Figure(figsize=(width, height))
@@ -123,9 +118,9 @@ def draw_curve(
     of: Setting,
     x: np.ndarray,
     y: np.ndarray,
+    penalties: Sequence[str],
     width: float = 1.5,
     band: Sequence[np.ndarray] = (),
-    penalties: Sequence[str] = (),
 ) -> None:
     """Draw a method's curve, dashed without a penalty, and the band between two others.
 

@@ -22,9 +22,8 @@ from fedman.paper.report.compare import (
     headers_swapped,
     penalties_title,
 )
-from fedman.paper.report.figure import penalties_of
 from fedman.paper.report.hessian import Measured, plain_and_penalised
-from fedman.paper.report.series import MAN, Series, Setting, method_title, part_title
+from fedman.paper.report.series import MAN, Series, Setting, method_title, part_title, penalties_of
 from fedman.paper.report.tables import difference, points
 from fedman.runs.records import Headline
 

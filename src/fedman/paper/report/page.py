@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
@@ -16,8 +16,18 @@ from jinja2.utils import url_quote
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.paper.report import claims, cost, curves, field, hessian, narrative, partitions, spectra, tables
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
-from fedman.paper.report.figure import COLOURS, Picture, key, penalties_of, tones
-from fedman.paper.report.series import MAN, Series, Setting, method_order, method_title, part_title, series, slug
+from fedman.paper.report.figure import COLOURS, Picture, key, tones
+from fedman.paper.report.series import (
+    MAN,
+    Series,
+    Setting,
+    algorithms_of,
+    method_title,
+    part_title,
+    penalties_of,
+    series,
+    slug,
+)
 from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
@@ -169,7 +179,7 @@ def _summary(compared: Sequence[Comparison], measured: Sequence[hessian.Measured
 
 def _dataset(data: Comparison) -> Section:
     columns = min(len(data.partitions), 3)
-    names, penalties = _buttons(cell.series.algorithm for cell in data.cells), _penalty_buttons(data.penalties)
+    names, penalties = _buttons([cell.series for cell in data.cells])
     name, unit = data.headline.name, data.headline.unit
     seeds = "One seed" if data.seeds == "one seed" else f"Mean ± standard deviation over {data.seeds}"
     better = "; lower is better" if data.headline.lower_is_better else ""
@@ -201,7 +211,7 @@ def _dataset(data: Comparison) -> Section:
 def _field(data: field.Field) -> Section:
     shown = data.tuned if data.tuned.cells else data.default
     columns = min(len(shown.partitions), 3)
-    names, penalties = _buttons(cell.series.algorithm for cell in shown.cells), _penalty_buttons(shown.penalties)
+    names, penalties = _buttons([cell.series for cell in shown.cells])
     off = [name for name, _ in names[3:]]
     dots = "A dot for each model; open: plain, full: with MAN."
     groups = [
@@ -230,12 +240,10 @@ def _lead(penalties: Sequence[str]) -> str:
     return f"Federated learning with and without {term}." if penalties else "Runs of federated learning."
 
 
-def _buttons(algorithms: Iterable[str]) -> list[tuple[str, str]]:
-    return [(key(a), method_title(a)) for a in sorted(set(algorithms), key=lambda name: (method_order(name), name))]
-
-
-def _penalty_buttons(penalties: Iterable[str]) -> list[tuple[str, str]]:
-    return [(key(penalty), part_title("penalty", penalty)) for penalty in penalties]
+def _buttons(drawn: Sequence[Setting]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """For the algorithms and for the penalties that are drawn: what each switches, and its label."""
+    algorithms = [(key(name), method_title(name)) for name in algorithms_of(drawn)]
+    return algorithms, [(key(name), part_title("penalty", name)) for name in penalties_of(drawn)]
 
 
 def _studies(data: Comparison) -> list[Group]:
@@ -248,7 +256,7 @@ def _studies(data: Comparison) -> list[Group]:
 def _flatness(
     records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured], theorems: Sequence[Theorems]
 ) -> Section:
-    names, penalties = _buttons(m.algorithm for m in measured), _penalty_buttons(penalties_of(measured))
+    names, penalties = _buttons(measured)
     shown = {"fedavg", "fedsam"}  # as in the paper; the others by their buttons
     off = [name for name, _ in names if name not in shown] if shown <= {name for name, _ in names} else []
     other = any("task" in record["run"].get("config", {}) for record in records)  # it is left out for classification

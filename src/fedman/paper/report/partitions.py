@@ -10,7 +10,6 @@ from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import Comparison
 from fedman.paper.report.figure import Picture, colour, finish, panel
-from fedman.paper.report.series import slug
 from fedman.runs.records import Axes, axes
 
 EVEN = ("cifar10", "cifar100", "tiny-imagenet")
@@ -69,11 +68,10 @@ def _heat_map(data: Comparison, name: str, counts: np.ndarray, most: int) -> Pic
     axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=shades, norm=PowerNorm(0.5, 0, most))
     axes.grid(visible=False)
     axes.locator_params(integer=True)
-    where = paper.partition_title(name)
-    axes.set(title=f"{where}: {(counts > 0).sum(1).mean():.0f} classes per client", xlabel="client", ylabel="class")
-    title = f"{data.title}, {where}: {clients} clients, {classes} classes"
+    title = f"{paper.partition_title(name)}: {(counts > 0).sum(1).mean():.0f} classes per client"
+    axes.set(title=title, xlabel="client", ylabel="class")
     return finish(
-        f"{data.name}-{slug(name)}-partition", title, figure,
+        *data.picture_of(name, "partition", f"{clients} clients, {classes} classes"), figure,
         {"grid": counts.T.tolist(), "rows": (0, classes - 1), "columns": (0, clients - 1), "value": "samples",
          "names": ("client", "class")},
     )  # fmt: skip

@@ -193,6 +193,16 @@ def penalty_order(penalty: str) -> tuple[int, str]:
     return position(["", *PENALTIES.built_in], penalty), penalty
 
 
+def algorithms_of(settings: Iterable[Setting]) -> list[str]:
+    """The algorithms of these settings, in the paper's order of rows; then others by name."""
+    return sorted({each.algorithm for each in settings}, key=lambda name: (method_order(name), name))
+
+
+def penalties_of(settings: Iterable[Setting]) -> list[str]:
+    """The penalties of these settings, in their order."""
+    return sorted({each.penalty for each in settings} - {""}, key=penalty_order)
+
+
 def method_order(algorithm: str) -> int:
     """The paper's order of rows."""
     return position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)

@@ -16,9 +16,9 @@ from fedman.flatness.landscape import Landscape
 from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
-from fedman.paper.report.figure import Picture, draw_curve, finish, panel, penalties_of
+from fedman.paper.report.figure import Picture, draw_curve, finish, panel
 from fedman.paper.report.hessian import Measured, comparable
-from fedman.paper.report.series import slug
+from fedman.paper.report.series import penalties_of, slug
 
 FLOOR = 1e-7  # of a density, on its logarithmic scale
 SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eigenvalue drawn
@@ -44,7 +44,7 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
     figure, axes = panel(6.2, 3.4)
     for m, values in shown.items():
         ranks = np.arange(1, len(values) + 1)
-        draw_curve(axes, m, ranks, np.array(values), width=1.4, penalties=penalties_of(shown))
+        draw_curve(axes, m, ranks, np.array(values), penalties_of(shown), width=1.4)
     axes.set(title=_title(members, count), xlabel="rank", ylabel="eigenvalue", yscale="log", xlim=(1, None))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -65,7 +65,7 @@ def density(members: Sequence[Measured]) -> list[Picture]:
     grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 600, dtype=torch.float64)
     for m, (found,) in shown.items():
         mean = np.maximum(found.curve(sigma, grid=grid).mean.numpy(), FLOOR)
-        draw_curve(axes, m, grid.numpy(), mean, width=1.1, penalties=penalties_of(shown))
+        draw_curve(axes, m, grid.numpy(), mean, penalties_of(shown), width=1.1)
     axes.set(title=_title(members, count), xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fedman.config import PARTS
 from fedman.paper import targets as paper
-from fedman.paper.report.compare import MARKS, POISONING, Cell, Comparison, Pair, headers_swapped, printed
+from fedman.paper.report.compare import MARKS, POISONING, Cell, Comparison, headers_swapped, printed
 from fedman.paper.report.series import (
     UNEXPLAINED,
     Series,
@@ -26,9 +25,8 @@ from fedman.runs.text_tables import comma_separated, markdown, mean_std
 
 BLANK = "–"
 POINTS = 50  # of a run's curve on the page
-Row = tuple[str, str]
-"""What a row of a table is about: an algorithm and a penalty, "" where there is none."""
-Entry = TypeVar("Entry")
+Entry = tuple[str, str, str]
+"""Where a table by partition has something to say: algorithm, penalty ("" where there is none), partition."""
 
 
 class Toned(str):
@@ -100,73 +98,72 @@ def accuracy(data: Comparison) -> Table:
 def headline(data: Comparison) -> Table:
     """The paper's own layout: a row for each method, a column for each partition, the paper's figure in brackets."""
 
-    def texts(cell: Cell) -> list[str]:
+    def text(cell: Cell) -> str:
         beside = f" ({paper_accuracy(cell.target)}) {MARKS[cell.mark][0]}" if cell.target else ""
-        return [data.marked(cell.series.text, cell.series) + beside]
+        return data.marked(cell.series.text, cell.series) + beside
 
     brackets = "; the paper's in brackets" if data.in_paper else ""
     how = f", {data.precision}" if data.in_paper else ""
     note = f"{data.zeta_text}, {data.seeds}{how}{brackets}. {legend(data)}".strip()
     title = f"{data.title}, {data.headline.name}{' in %' if data.headline.unit else ''}"
-    return _by_partition(data, "headline", title, "method", _by_method(data), texts, [], note)
+    texts = {_entry(c.series): [text(c)] for c in data.cells}
+    return _by_partition(data, "headline", title, "method", texts, note)
 
 
 def gains(data: Comparison) -> Table:
     """What the penalties add to each algorithm."""
     several = len(data.penalties) > 1
-
-    def row(s: Series) -> Row:
-        return s.algorithm, s.penalty if several else ""
-
-    def texts(pair: Pair) -> list[str]:
+    texts: dict[Entry, list[str]] = {}
+    for pair in data.pairs:
         plain, penalised = pair.plain.series, pair.penalised.series
-        gain = difference(data.headline, pair.gain, plain.mean)
-        return [data.marked(gain, plain, penalised), points(pair.paper_gain)]
-
-    pairs = {(row(pair.penalised.series), pair.plain.series.partition): pair for pair in data.pairs}
+        gain = data.marked(difference(data.headline, pair.gain, plain.mean), plain, penalised)
+        texts[_entry(penalised if several else plain)] = [gain, points(pair.paper_gain)]
     more = ["paper"] if data.in_paper else []
     what = (
         f"points that {data.added} adds" if data.headline.unit else f"what {data.added} gains in {data.headline.name}"
     )
     note = f"Positive is better: so much lower is the {data.headline.name}." if data.headline.lower_is_better else ""
     first = "method" if several else "algorithm"
-    return _by_partition(data, "gain", f"{data.title}: {what}", first, pairs, texts, more, note)
+    return _by_partition(data, "gain", f"{data.title}: {what}", first, texts, note, more)
 
 
 def rounds(data: Comparison) -> Table:
     """Rounds to the target, beside the paper's."""
-
-    def texts(cell: Cell) -> list[str]:
+    texts: dict[Entry, list[str]] = {}
+    for cell in data.cells:
         sign = f" {MARKS[cell.rounds_mark][0]}" if cell.rounds_mark else ""
         ratio = (BLANK if cell.rounds_ratio is None else f"{cell.rounds_ratio:.2f}") + sign
         measured = data.marked(rounds_text(cell.series), cell.series)
-        return [measured, Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
-
+        texts[_entry(cell.series)] = [measured, Toned(_paper_rounds(cell), "quiet"), Toned(ratio, cell.rounds_mark)]
     first = "The first round" if data.seeds == "one seed" else "Median over seeds of the first round"
     note = f"{first} in which the mean of all clients reaches the target."
     note += " Ratio: to the paper's rounds; ● within 20 % of them, ▲ fewer, ▼ more." if data.in_paper else ""
     more = ["paper", "ratio"] if data.in_paper else []
     title = f"{data.title}: rounds to {data.target:g}{data.headline.unit}"
-    return _by_partition(data, "rounds", title, "method", _by_method(data), texts, more, note)
+    return _by_partition(data, "rounds", title, "method", texts, note, more)
 
 
-def _by_method(data: Comparison) -> dict[tuple[Row, str], Cell]:
-    return {((c.series.algorithm, c.series.penalty), c.series.partition): c for c in data.cells}
+def _entry(s: Series) -> Entry:
+    return s.algorithm, s.penalty, s.partition
 
 
 def _by_partition(
-    data: Comparison, name: str, title: str, first: str, entries: dict[tuple[Row, str], Entry],
-    texts: Callable[[Entry], list[str]], more: list[str], note: str = "",
-) -> Table:  # fmt: skip
+    data: Comparison,
+    name: str,
+    title: str,
+    first: str,
+    texts: Mapping[Entry, list[str]],
+    note: str,
+    more: Sequence[str] = (),
+) -> Table:
     """A row for each method; for each partition a column of its own and one for each of `more`."""
     header, rows = [first], []
     for partition in data.partitions:
         header += [paper.partition_title(partition), *more]
-    for method in dict.fromkeys(method for method, _ in entries):
+    for method in dict.fromkeys((algorithm, penalty) for algorithm, penalty, _ in texts):
         row = [method_title(*method)]
         for partition in data.partitions:
-            entry = entries.get((method, partition))
-            row += ([BLANK] * 3 if entry is None else texts(entry))[: 1 + len(more)]
+            row += texts.get((*method, partition), [BLANK] * 3)[: 1 + len(more)]
         rows.append(row)
     return Table(f"{data.name}-{name}", title, header, rows, f"{note} {unexplained(rows)}".strip())
 
