@@ -152,37 +152,29 @@ def theory(out: Path | None, seed: int, screen: Screen) -> None:
 
 def show(folders: Sequence[Path], models: Sequence[str], screen: Screen) -> None:
     """The main numbers as tables."""
-    measured = flatness_json.read_named(folders, models)
-    header = ["", "training loss", "λ_max", "trace ± s.e.", "products", "s"]
-    rows = [[name, *_main_numbers(m)] for name, m in measured.items()]
-    screen.table("flatness of the training loss (without a penalty)", header, rows)
-    newton = [
-        [name, _number(g["top"]) + _rough(g["converged"]), _trace(g["trace"])]
-        for name, g in ((name, m["gauss_newton"]) for name, m in measured.items() if "gauss_newton" in m)
-    ]
-    if newton:
-        screen.table("Gauss-Newton matrix", ["", "λ_max", "trace ± s.e."], newton)
-    sharp = [
-        [name, *(_number(m["sharpness"]["measures"][key]["value"]) for key in SHARPNESS), str(m["sharpness"]["m"])]
-        for name, m in measured.items()
-        if "sharpness" in m
-    ]
-    if sharp:
-        screen.table("adaptive sharpness: rise of the loss", ["", *SHARPNESS.values(), "m"], sharp)
-    blocks = []
-    for name, m in measured.items():
+    main, newton, sharp, blocks, bounds = [list[list[str]]() for _ in range(5)]
+    for name, m in flatness_json.read_named(folders, models).items():
+        main.append([name, *_main_numbers(m)])
+        if found := m.get("gauss_newton"):
+            newton.append([name, _number(found["top"]) + _rough(found["converged"]), _trace(found["trace"])])
+        if sharpness := m.get("sharpness"):
+            rises = [_number(sharpness["measures"][key]["value"]) for key in SHARPNESS]
+            sharp.append([name, *rises, str(sharpness["m"])])
         for layer, b in m["layers"]["blocks"].items() if "layers" in m else ():
             norm = "" if b["input_norm"] is None else _number(b["input_norm"])
             blocks.append([name, layer, _number(b["top"]), _trace(b["trace"]), norm])
-    if blocks:
-        screen.table("layer by layer", ["", "layer", "λ_max", "trace ± s.e.", "mean ‖a‖² of the input"], blocks)
-    bounds = [
-        [name, str(len(m["clients"]["clients"])), f"{m['clients']['top']:.4g}", f"{m['clients']['mean']:.4g}"]
-        for name, m in measured.items()
-        if "clients" in m
-    ]
-    if bounds:
-        screen.table("λ_max of the clients' losses", ["", "clients", "of their mean ≤", "their mean"], bounds)
+        if bound := m.get("clients"):
+            bounds.append([name, str(len(bound["clients"])), f"{bound['top']:.4g}", f"{bound['mean']:.4g}"])
+    trace = "trace ± s.e."
+    for title, header, rows in (
+        ("flatness of the training loss (without a penalty)", ["training loss", "λ_max", trace, "products", "s"], main),
+        ("Gauss-Newton matrix", ["λ_max", trace], newton),
+        ("adaptive sharpness: rise of the loss", [*SHARPNESS.values(), "m"], sharp),
+        ("layer by layer", ["layer", "λ_max", trace, "mean ‖a‖² of the input"], blocks),
+        ("λ_max of the clients' losses", ["clients", "of their mean ≤", "their mean"], bounds),
+    ):
+        if rows:
+            screen.table(title, ["", *header], rows)
 
 
 def chosen_models(text: str) -> list[str]:

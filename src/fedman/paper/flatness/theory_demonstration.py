@@ -167,8 +167,8 @@ def counterexample() -> Bound:
 def check(model: nn.Module, x: Tensor, y: Tensor, clients: list[tuple[Tensor, Tensor]]) -> list[Statement]:
     """Every statement of the theory at one model."""
 
-    def bound(where: str, b: Bound) -> Statement:
-        return Statement(where, b.name, b.left, b.right, b.holds)
+    def bound(where: str, b: Bound, proved: bool = True) -> Statement:
+        return Statement(where, b.name, b.left, b.right, b.holds, proved)
 
     lines = []
     for name, module in model.named_modules():
@@ -181,13 +181,12 @@ def check(model: nn.Module, x: Tensor, y: Tensor, clients: list[tuple[Tensor, Te
                 lines.append(Statement(name, "the same, positions independent", found.approximation, None, None))
             lines += [bound(name, b) for b in found.bounds]
             if found.one_product:
-                b = found.one_product
-                lines.append(Statement(name, b.name, b.left, b.right, b.holds, proved=False))
+                lines.append(bound(name, found.one_product, proved=False))
             lines.append(Statement(f"layer {name}", CONSTANT, found.constant, None, None))
     discs = gershgorin(model, cross_entropy, x, y)
     lines.append(bound("all layers", discs.top))
     alone = Bound("λ_max ≤ max λ_max(H_ll) alone", discs.top.left, max(discs.blocks))
-    lines.append(Statement("all layers", alone.name, alone.left, alone.right, alone.holds, proved=False))
+    lines.append(bound("all layers", alone, proved=False))
     lines.append(Statement("all layers", "eigenvalues outside all intervals", discs.outside, 0.0, not discs.outside))
     tops = client_eigenvalues(model, cross_entropy, clients, tol=1e-8, dtype=torch.float64)
     lines.append(bound(f"{len(clients)} clients", Bound("λ_max of the mean ≤ mean of λ_max", tops.top, tops.mean)))

@@ -43,10 +43,10 @@ def claims(measured: Sequence[Measured]) -> list[tuple[str, Claim]]:
     """The paper's sentences on flatness, with the place of each, on each partition on which they were measured."""
     usual = [m for m in measured if not m.variant and m.papers_method and m.dataset in paper.TABLES]
     found = []
-    for (dataset, partition), group in groupby(usual, lambda m: (m.dataset, m.partition)):
-        members, where = list(group), f"{paper.title(dataset)}, {paper.partition_title(partition)}"
+    for _, group in groupby(usual, lambda m: (m.dataset, m.partition)):
+        members = list(group)
         every = (*_falls(members), *_sam_and_man(members), *_ranks(members), *_negative(members))
-        found += [(where, claim) for claim in every]
+        found += [(members[0].place, claim) for claim in every]
     return found
 
 
@@ -109,8 +109,8 @@ def _falls(members: Sequence[Measured]) -> Iterator[Claim]:
                 printed.append(theirs(pair[1]) / theirs(pair[0]) - 1)
         if here:
             lower = sum(change < 0 for change in here)
-            said = f"{_percent(here)}, lower for {lower} of {len(here)} algorithms"
-            yield Claim(f"MAN lowers {name}", _percent(printed) if printed else BLANK, said, lower == len(here))
+            said = f"{percent(here)}, lower for {lower} of {len(here)} algorithms"
+            yield Claim(f"MAN lowers {name}", percent(printed) if printed else BLANK, said, lower == len(here))
 
 
 def _sam_and_man(members: Sequence[Measured]) -> Iterator[Claim]:
@@ -220,7 +220,7 @@ def _order(left: float, right: float, form: str) -> str:
     return f"{left:{form}} {'<' if left < right else '≥'} {right:{form}}"
 
 
-def _percent(changes: Sequence[float]) -> str:
+def percent(changes: Sequence[float]) -> str:
     ends = dict.fromkeys(points(100 * change, ".0f") for change in (max(changes), min(changes)))
     return f"{' to '.join(ends)} %"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -17,11 +17,9 @@ from fedman.paper.report.series import (
     MAN,
     Setting,
     method_order,
-    method_title,
     papers_variant,
     penalty_of,
     penalty_order,
-    slug,
 )
 from fedman.paper.report.sources import Theorems
 from fedman.paper.report.tables import BLANK, Table, Toned
@@ -36,6 +34,12 @@ class Measured(Setting):
 
     seed: int
     files: list[Measurements] = field(compare=False)
+
+    @property
+    def printed(self) -> paper.Sharpness | None:
+        """The paper's figures for its method."""
+        known = paper.sharpness(self.dataset, self.partition, self.algorithm, bool(self.penalty))
+        return known if self.papers_method else None
 
     @property
     def label(self) -> str:
@@ -70,26 +74,30 @@ def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
     found: dict[Measured, Measured] = {}
     for record in records:
         if MODEL in record["models"]:
-            run = record["run"]
-            method = run["algorithm"], _penalty(record), run["zeta"]
-            new = Measured(run["dataset"], run["partition"], *method, _variant(record), run["seed"], [])
+            new = _measured(record)
             found.setdefault(new, new).files.append(record["models"][MODEL])
     return sorted(found.values(), key=_order)
 
 
+def _measured(record: FlatnessRecord) -> Measured:
+    """The run of a record, without its files; how it differs from the paper's is unknown for earlier versions."""
+    run = record["run"]
+    config = run.get("config", {})
+    method = run["algorithm"], penalty_of({**config, "zeta": run["zeta"]}), run["zeta"]
+    return Measured(run["dataset"], run["partition"], *method, papers_variant(config), run["seed"], [])
+
+
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
-    return [_table(*place, members) for place, members in groupby(measured, lambda m: (m.dataset, m.partition))]
+    return [_table(list(members)) for _, members in groupby(measured, lambda m: (m.dataset, m.partition))]
 
 
-def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
+def _table(measured: Sequence[Measured]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
     rows = []
     doubts = ""
     for members in (list(group) for _, group in groupby(measured, lambda m: (m.label, m.zeta))):
-        first = members[0]
-        known = first.papers_method
-        theirs = paper.sharpness(dataset, partition, first.algorithm, bool(first.penalty)) if known else None
+        theirs = members[0].printed
         star = "*" if theirs and theirs.doubt else ""
         doubts += star
         row = [members[0].label]
@@ -105,8 +113,7 @@ def _table(dataset: str, partition: str, measured: Iterable[Measured]) -> Table:
             ]
         rows.append([*row, str(len(members))])
     note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
-    title = f"{paper.title(dataset)}, {paper.partition_title(partition)}: the Hessian"
-    return Table(f"hessian-{slug(dataset)}-{slug(partition)}", title, header, rows, note)
+    return Table(f"hessian-{measured[0].place_slug}", f"{measured[0].place}: the Hessian", header, rows, note)
 
 
 def layers(measured: Sequence[Measured]) -> Table:
@@ -137,16 +144,15 @@ def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
     """All measurements of λ_max and trace: of every model of a run, on every number of samples."""
     rows = set()
     for record in records:
-        run = record["run"]
-        title = method_title(run["algorithm"], _penalty(record))
-        first = run["dataset"], run["partition"], title, _variant(record), str(run["seed"])
+        m = _measured(record)
         for model, file in record["models"].items():
+            first = m.dataset, m.partition, m.method, m.variant, str(m.seed), model
             if "top" in file and (value := file["top"]["values"][0]) is not None:
-                rows.add((*first, model, "λ_max", f"{value:.5g}", BLANK, str(file["top"].get("samples", BLANK))))
+                rows.add((*first, "λ_max", f"{value:.5g}", BLANK, str(file["top"].get("samples", BLANK))))
             if "trace" in file and (value := file["trace"]["value"]) is not None:
                 error = file["trace"]["error"]
                 shown = BLANK if error is None else f"{error:.3g}"
-                rows.add((*first, model, "trace", f"{value:.5g}", shown, str(file["trace"].get("samples", BLANK))))
+                rows.add((*first, "trace", f"{value:.5g}", shown, str(file["trace"].get("samples", BLANK))))
     header = ["data", "partition", "method", "changed", "seed", "model", "of the Hessian", "value", "standard error",
               "samples"]  # fmt: skip
     return Table("hessian-every", "Every measurement", header, sorted(rows), words=7)
@@ -195,16 +201,6 @@ def plain_and_penalised(measured: Sequence[Measured], penalty: str = MAN) -> lis
 def _order(m: Measured) -> tuple[object, ...]:
     penalty = penalty_order(m.penalty)
     return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, penalty, m.zeta, m.seed
-
-
-def _penalty(record: FlatnessRecord) -> str:
-    run = record["run"]
-    return penalty_of({**run.get("config", {}), "zeta": run["zeta"]})
-
-
-def _variant(record: FlatnessRecord) -> str:
-    """How the measured run differs from the paper's setting; unknown in files of earlier versions."""
-    return papers_variant(record["run"].get("config", {}))
 
 
 def _text(value: Number) -> str:

@@ -53,9 +53,7 @@ def _sizes(measured: Sequence[Measured]) -> list[str]:
     """λ_max and trace as shares of the paper's, over all models that the paper has without a doubt."""
     ratios: dict[str, list[float]] = {"largest eigenvalue": [], "trace": []}
     for m in measured:
-        known = not m.variant and m.papers_method
-        theirs = paper.sharpness(m.dataset, m.partition, m.algorithm, bool(m.penalty)) if known else None
-        if theirs and not theirs.doubt:
+        if not m.variant and (theirs := m.printed) and not theirs.doubt:
             for what, ratio in (("largest eigenvalue", m.top / theirs.top), ("trace", m.trace / theirs.trace)):
                 ratios[what] += [] if math.isnan(ratio) else [ratio]
     told = [
@@ -78,11 +76,10 @@ def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
         ("largest eigenvalue", [(plain.top, penalised.top) for plain, penalised in pairs]),
         ("trace", [(plain.trace, penalised.trace) for plain, penalised in pairs]),
     ):
-        falls = [1 - after / before for before, after in figures if before > 0 and not math.isnan(after)]
-        if falls:
-            lower = sum(fall > 0 for fall in falls)
-            change = " to ".join(dict.fromkeys(points(-100 * fall, ".0f") for fall in (min(falls), max(falls))))
-            sentences.append(f"{title} lowers the Hessian's {what} in {lower} of {len(falls)} pairs ({change} %).")
+        changes = [after / before - 1 for before, after in figures if before > 0 and not math.isnan(after)]
+        if changes:
+            lower, by = sum(change < 0 for change in changes), claims.percent(changes)
+            sentences.append(f"{title} lowers the Hessian's {what} in {lower} of {len(changes)} pairs ({by}).")
     return sentences
 
 

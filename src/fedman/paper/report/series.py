@@ -67,6 +67,16 @@ class Setting:
         return method_title(self.algorithm, self.penalty)
 
     @property
+    def place(self) -> str:
+        """The data and the partition in words."""
+        return f"{paper.title(self.dataset)}, {paper.partition_title(self.partition)}"
+
+    @property
+    def place_slug(self) -> str:
+        """The same for files."""
+        return f"{slug(self.dataset)}-{slug(self.partition)}"
+
+    @property
     def papers_method(self) -> bool:
         """Whether it is plain or has the paper's penalty."""
         return self.penalty in ("", MAN)
@@ -124,7 +134,7 @@ class Series(Setting):
     def clients(self) -> list[Spread]:
         """The headline on the clients' own test samples, for each seed that has it."""
         found = [run["clients"] for run in self.runs if "diverged" not in run and "clients" in run]
-        return [each for each in found if all(math.isfinite(v) for v in (*_numbers(each), *each.get("each", ())))]
+        return [each for each in found if all(map(math.isfinite, _numbers(each)))]
 
     @property
     def target(self) -> float | None:
@@ -159,8 +169,8 @@ def _finite_points(run: ResultRow) -> tuple[np.ndarray, np.ndarray]:
     return rounds[finite], values[finite]
 
 
-def _numbers(spread: Spread) -> tuple[float, float, float]:
-    return spread["mean"], spread["worst_tenth"], spread["spread"]
+def _numbers(spread: Spread) -> list[float]:
+    return [spread["mean"], spread["worst_tenth"], spread["spread"], *spread.get("each", ())]
 
 
 def first_at_target(run: ResultRow) -> int | None:

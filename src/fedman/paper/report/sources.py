@@ -66,7 +66,7 @@ def find(place: Path) -> Sources:
     """
     parts = results.parts(place)
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
-    costs = [step for path in sorted(place.rglob("*cost*.json")) for step in _costs(path)]
+    costs = [step for path in sorted(place.rglob("*cost*.json")) for step in records.read(_Costs, path)["steps"]]
     theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
     rows, notes = _without_duplicates([part for part in parts if not _of_field(part[0])])
     of_field = FieldSources(
@@ -103,10 +103,6 @@ def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list
     if held_out:
         notes.append(f"{held_out} runs were evaluated on samples held out from training, and are not shown.")
     return sorted(kept.values(), key=results.order), notes
-
-
-def _costs(path: Path) -> list[StepCost]:
-    return records.read(_Costs, path)["steps"]
 
 
 def _theorems(path: Path) -> Theorems:

@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMetho
 
 from fedman.flatness import plot
 from fedman.flatness.landscape import Landscape
-from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel
@@ -50,8 +49,8 @@ def spectrum(members: Sequence[Measured]) -> list[Picture]:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
-    title = f"{_title(members)}: the largest eigenvalues of the Hessian"
-    return [finish(f"{_stem(members)}-top-eigenvalues", title, figure)]
+    title = f"{members[0].place}: the largest eigenvalues of the Hessian"
+    return [finish(f"{members[0].place_slug}-top-eigenvalues", title, figure)]
 
 
 def density(members: Sequence[Measured]) -> list[Picture]:
@@ -69,7 +68,8 @@ def density(members: Sequence[Measured]) -> list[Picture]:
     axes.set(title=_title(members, count), xlabel="eigenvalue", ylabel="density", yscale="log", ylim=(FLOOR, None))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     axes.legend(loc="upper right", ncols=2).set_gid("legend")
-    return [finish(f"{_stem(members)}-density", f"{_title(members)}: density of the Hessian's eigenvalues", figure)]
+    title = f"{members[0].place}: density of the Hessian's eigenvalues"
+    return [finish(f"{members[0].place_slug}-density", title, figure)]
 
 
 def landscapes(members: Sequence[Measured]) -> list[Picture]:
@@ -88,8 +88,8 @@ def landscapes(members: Sequence[Measured]) -> list[Picture]:
         for m, (found,) in shown.items():
             figure, hover = draw(found, levels)
             figure.axes[0].set(title=m.method)
-            name = f"{_stem(members)}-{slug(m.algorithm)}-{slug(m.penalty) if m.penalty else 'plain'}-{kind}"
-            made.append(finish(name, f"{m.method}, {_title(members)}: {what}", figure, hover))
+            name = f"{members[0].place_slug}-{slug(m.algorithm)}-{slug(m.penalty) if m.penalty else 'plain'}-{kind}"
+            made.append(finish(name, f"{m.method}, {members[0].place}: {what}", figure, hover))
     return made
 
 
@@ -113,13 +113,8 @@ def _map(found: Landscape, levels: np.ndarray) -> tuple[Figure, dict[str, object
     return figure, {"grid": grid, "rows": ends, "columns": ends, "axes": names, "value": "loss"}
 
 
-def _stem(members: Sequence[Measured]) -> str:
-    return f"{slug(members[0].dataset)}-{slug(members[0].partition)}"
-
-
-def _title(members: Sequence[Measured], count: int = 0) -> str:
-    where = f"{paper.title(members[0].dataset)}, {paper.partition_title(members[0].partition)}"
-    return f"{where}, {count} samples" if count else where
+def _title(members: Sequence[Measured], count: int) -> str:
+    return f"{members[0].place}, {count} samples" if count else members[0].place
 
 
 def _power(value: float) -> str:
