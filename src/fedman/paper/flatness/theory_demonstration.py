@@ -8,7 +8,7 @@ Beside them stand a net on which the paper's reading of convolutions is no bound
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from fedman.models.convnet import ConvNet
 from fedman.models.parameters import ParameterLayout
 from fedman.paper.flatness import convergence
 from fedman.paper.flatness.convergence import Convergence
+from fedman.paper.flatness.finished_runs import Follow
 from fedman.runs.build import build
 from fedman.training.aggregate import collect
 from fedman.training.federation import Assignment
@@ -122,9 +123,7 @@ class Demonstration:
         return f"{'; '.join(texts)}: {min(ratios):.2g} to {max(ratios):.2g} times, layer by layer"
 
 
-def demonstrate(
-    seed: int = 0, follow: Callable[[str, int, int], None] = lambda what, done, total: None
-) -> Demonstration:
+def demonstrate(seed: int = 0, follow: Follow = lambda what, done, total: None) -> Demonstration:
     """Train both federations and check the theory on them."""
     statements: dict[str, list[Statement]] = {}
     paths: dict[str, Paths] = {}

@@ -101,9 +101,10 @@ def _falls(members: Sequence[Measured]) -> Iterator[Claim]:
     for name, ours, theirs, _ in FIGURES:
         here, printed = [], []
         for algorithm in dict.fromkeys(m.algorithm for m in members):
-            if (change := _change(_mean(members, algorithm, "", ours), _mean(members, algorithm, MAN, ours))) is None:
+            before, after = (_mean(members, algorithm, penalty, ours) for penalty in ("", MAN))
+            if before is None or after is None or before <= 0:
                 continue
-            here.append(change)
+            here.append(after / before - 1)
             pair = [paper.sharpness(members[0].dataset, members[0].partition, algorithm, man) for man in (False, True)]
             if pair[0] and pair[1] and not pair[0].doubt:
                 printed.append(theirs(pair[1]) / theirs(pair[0]) - 1)
@@ -129,8 +130,9 @@ def _sam_and_man(members: Sequence[Measured]) -> Iterator[Claim]:
 def _ranks(members: Sequence[Measured]) -> Iterator[Claim]:
     """From about the 50th on, FedAvg+MAN's eigenvalues are smaller than FedSAM's."""
     shown, count = comparable(members, "top", _eigenvalues)
+    values = {(m.algorithm, m.penalty, m.seed): found for m, found in shown.items()}
     for seed in sorted({m.seed for m in shown}):
-        man, sam = (_of(shown, method, seed) for method in (("fedavg", MAN), ("fedsam", "")))
+        man, sam = (values.get((*method, seed)) for method in (("fedavg", MAN), ("fedsam", "")))
         if man is None or sam is None:
             continue
         pairs = list(zip(man, sam, strict=False))
@@ -204,14 +206,6 @@ def _mean(members: Sequence[Measured], algorithm: str, penalty: str, ours: Calla
     return statistics.fmean(finite) if finite else None
 
 
-def _change(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None or before <= 0 else after / before - 1
-
-
-def _of(shown: dict[Measured, list[float]], method: tuple[str, str], seed: int) -> list[float] | None:
-    return next((v for m, v in shown.items() if (m.algorithm, m.penalty, m.seed) == (*method, seed)), None)
-
-
 def _eigenvalues(m: Measurements) -> list[float]:
     return [value for value in m["top"]["values"] if value is not None] if len(m["top"]["values"]) > 1 else []
 
@@ -221,6 +215,7 @@ def _order(left: float, right: float, form: str) -> str:
 
 
 def percent(changes: Sequence[float]) -> str:
+    """The ends of these relative changes, the highest first."""
     ends = dict.fromkeys(points(100 * change, ".0f") for change in (max(changes), min(changes)))
     return f"{' to '.join(ends)} %"
 

@@ -163,21 +163,20 @@ def sensitivity(data: Comparison) -> list[Picture]:
     """The headline against ζ; dashed plain, dotted the paper's value, shaded the range that it calls stable."""
     pictures = []
     for study in data.zeta_studies():
-        figure, axes = panel(6.2, 3.1)
-        first, tone = study[0], colour(study[0].algorithm)
         finite = [s for s in study if not math.isnan(s.mean)]
         penalised, plain = [s for s in finite if s.penalty], [s for s in finite if not s.penalty]
         if not penalised:
             continue
+        figure, axes = panel(6.2, 3.1)
+        first, tone = penalised[0], colour(penalised[0].algorithm)
         zetas, means = [s.zeta for s in penalised], [s.mean for s in penalised]
         axes.set_xscale("log")
-        target = printed(penalised[0])
-        if target:
+        if target := printed(first):
             axes.axvspan(0.1, 1.5, color=MUTED, alpha=0.08, linewidth=0)
             axes.axhline(target.accuracy, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="paper, ζ = 0.15")
         spread = [s.std or 0 for s in penalised]
         axes.errorbar(zetas, means, spread, color=tone, linewidth=1.5, marker="o", markersize=4, elinewidth=1,
-                      label=penalised[0].method)  # fmt: skip
+                      label=first.method)  # fmt: skip
         for s in plain:
             axes.axhline(s.mean, color=tone, linewidth=1.1, linestyle=(0, (4, 2)), label=s.method)
         where = f"{data.title}, {paper.partition_title(first.partition)}"
@@ -187,8 +186,7 @@ def sensitivity(data: Comparison) -> list[Picture]:
         axes.tick_params(axis="x", which="minor", bottom=False)
         axes.legend(loc="best")
         points = [(z, m, f"ζ = {z:g}: {data.headline.shown(m)}") for z, m in zip(zetas, means, strict=True)]
-        penalty = penalised[0].penalty
-        method = first.algorithm if penalty == MAN else f"{first.algorithm}-{penalty}"
+        method = first.algorithm if first.penalty == MAN else f"{first.algorithm}-{first.penalty}"
         name = f"{data.name}-{slug(first.partition)}-{slug(method)}-zeta"
         title = f"{data.title}: {data.headline.name} against ζ"
         pictures.append(finish(name, title, figure, {"points": points}))

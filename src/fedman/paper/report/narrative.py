@@ -51,22 +51,18 @@ def flatness(measured: Sequence[Measured]) -> list[str]:
 
 def _sizes(measured: Sequence[Measured]) -> list[str]:
     """λ_max and trace as shares of the paper's, over all models that the paper has without a doubt."""
-    ratios: dict[str, list[float]] = {"largest eigenvalue": [], "trace": []}
-    for m in measured:
-        if not m.variant and (theirs := m.printed) and not theirs.doubt:
-            for what, ratio in (("largest eigenvalue", m.top / theirs.top), ("trace", m.trace / theirs.trace)):
-                ratios[what] += [] if math.isnan(ratio) else [ratio]
+    known = [(m, theirs) for m in measured if not m.variant and (theirs := m.printed) and not theirs.doubt]
+    ratios = {
+        "largest eigenvalue": [m.top / theirs.top for m, theirs in known if not math.isnan(m.top)],
+        "trace": [m.trace / theirs.trace for m, theirs in known if not math.isnan(m.trace)],
+    }
     told = [
         f"the {what} is {min(v):.2f} to {max(v):.2f} of the paper's ({len(v)} models)"
         for what, v in ratios.items()
         if v
     ]
-    return [f"Sizes do not agree: {', '.join(told)}."] if told and any(_off(v) for v in ratios.values()) else []
-
-
-def _off(ratios: Sequence[float]) -> bool:
-    """Whether any is more than a tenth away."""
-    return any(abs(ratio - 1) > 0.1 for ratio in ratios)
+    off = any(abs(ratio - 1) > 0.1 for v in ratios.values() for ratio in v)
+    return [f"Sizes do not agree: {', '.join(told)}."] if off else []
 
 
 def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:

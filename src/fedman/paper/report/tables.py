@@ -254,17 +254,14 @@ def clients(data: Comparison) -> Table:
         figures = zip(*((c["mean"], c["worst_tenth"], c["spread"]) for c in s.clients), strict=True)
         rows.append([s.partition, s.method, data.changes(s, several), *(mean_std(values, form) for values in figures)])
     header = ["partition", "method", "changed", "mean", "worst tenth", "spread"]
+    figure = data.headline.title(" on the clients’ own test samples")
     note = (
-        f"{data.headline.title(' on the clients’ own test samples')}. Every client counts the same. Worst tenth: the "
+        f"{figure[:1].upper()}{figure[1:]}. Every client counts the same. Worst tenth: the "
         "mean of that tenth of the clients, at least one. Spread: the standard deviation over clients."
     )
     if not any(row[2] for row in rows):
         header, rows = [header[0], header[1], *header[3:]], [[*row[:2], *row[3:]] for row in rows]
-    return Table(f"{data.name}-clients", f"{data.title}: the clients", header, rows, _sentence(note), len(header) - 3)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return Table(f"{data.name}-clients", f"{data.title}: the clients", header, rows, note, len(header) - 3)
 
 
 def all_runs(all_series: Sequence[Series]) -> Table:
