@@ -75,8 +75,7 @@ def draw_map(axes: Any, item: Landscape, levels: np.ndarray) -> Any:
 
 def profiles(landscapes: Mapping[str, Landscape]) -> Figure:
     """1-D landscapes in one pair of axes."""
-    _some(landscapes, "landscapes")
-    figure, axes = _single("step along the direction", "loss")
+    figure, axes = _single(landscapes, "landscapes", "step along the direction", "loss")
     for name, item in landscapes.items():
         if item.losses.ndim != 1:
             raise UserError(f"landscapes: {name} has two directions, profiles need one; use surfaces")
@@ -87,8 +86,7 @@ def profiles(landscapes: Mapping[str, Landscape]) -> Figure:
 
 def spectrum(values: Mapping[str, Tensor]) -> Figure:
     """Top eigenvalues against their rank."""
-    _some(values, "values")
-    figure, axes = _single("rank", "eigenvalue")
+    figure, axes = _single(values, "values", "rank", "eigenvalue")
     for name, row in values.items():
         axes.plot(np.arange(1, len(row) + 1), row.cpu().numpy(), marker=".", markersize=3, linewidth=1, label=name)
     if all(bool((row > 0).all()) for row in values.values()):
@@ -99,8 +97,7 @@ def spectrum(values: Mapping[str, Tensor]) -> Figure:
 
 def densities(curves: Mapping[str, Curve], floor: float = 1e-7) -> Figure:
     """Smoothed densities with a band of two standard errors, on a logarithmic scale down to `floor`."""
-    _some(curves, "curves")
-    figure, axes = _single("eigenvalue", "density")
+    figure, axes = _single(curves, "curves", "eigenvalue", "density")
     for name, curve in curves.items():
         grid, mean, band = curve.grid.numpy(), curve.mean.numpy(), 2 * np.nan_to_num(curve.error.numpy())
         (line,) = axes.plot(grid, np.maximum(mean, floor), linewidth=1, label=name)
@@ -114,8 +111,7 @@ def densities(curves: Mapping[str, Curve], floor: float = 1e-7) -> Figure:
 
 def clients(bounds: Mapping[str, ClientBound]) -> Figure:
     """λ_max of the clients' losses in descending order, their mean (dashed) and λ_max of the mean loss (dotted)."""
-    _some(bounds, "bounds")
-    figure, axes = _single("client, by its λ_max", "λ_max")
+    figure, axes = _single(bounds, "bounds", "client, by its λ_max", "λ_max")
     for name, bound in bounds.items():
         values = sorted(bound.clients, reverse=True)
         (line,) = axes.plot(np.arange(1, len(values) + 1), values, marker=".", linewidth=1, label=name)
@@ -141,7 +137,9 @@ def save(figure: Figure, stem: Path | str) -> list[Path]:
     return paths
 
 
-def _single(x: str, y: str) -> tuple[Figure, Any]:
+def _single(items: Mapping[str, Any], name: str, x: str, y: str) -> tuple[Figure, Any]:
+    """A figure with one pair of axes, in which all items are drawn."""
+    _some(items, name)
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y)

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fedman.paper.report.series import Setting, slug
+from fedman.paper.report.series import Setting, algorithms_of, method_title, part_title, penalties_of, slug
 
 COLOURS = {
     "sheet": ("#ffffff", "#1b1e26"),
@@ -103,6 +103,12 @@ def colour(algorithm: str) -> str:
 def key(name: str) -> str:
     """The name of an algorithm or a penalty as a CSS variable and for buttons."""
     return slug(name).replace(".", "-")
+
+
+def buttons(drawn: Sequence[Setting]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """For the algorithms and for the penalties that are drawn: what each button hides, and its label."""
+    algorithms = [(key(name), method_title(name)) for name in algorithms_of(drawn)]
+    return algorithms, [(key(name), part_title("penalty", name)) for name in penalties_of(drawn)]
 
 
 def panel(width: float = 4.1, height: float = 3.1, **options: Any) -> tuple[Figure, Any]:

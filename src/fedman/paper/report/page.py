@@ -16,18 +16,8 @@ from jinja2.utils import url_quote
 from fedman.paper.flatness.flatness_json import FlatnessRecord
 from fedman.paper.report import claims, cost, curves, field, hessian, narrative, partitions, spectra, tables
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
-from fedman.paper.report.figure import COLOURS, Picture, key, tones
-from fedman.paper.report.series import (
-    MAN,
-    Series,
-    Setting,
-    algorithms_of,
-    method_title,
-    part_title,
-    penalties_of,
-    series,
-    slug,
-)
+from fedman.paper.report.figure import COLOURS, Picture, buttons, key, tones
+from fedman.paper.report.series import MAN, Series, Setting, penalties_of, series, slug
 from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
@@ -179,7 +169,7 @@ def _summary(compared: Sequence[Comparison], measured: Sequence[hessian.Measured
 
 def _dataset(data: Comparison) -> Section:
     columns = min(len(data.partitions), 3)
-    names, penalties = _buttons([cell.series for cell in data.cells])
+    names, penalties = buttons([cell.series for cell in data.cells])
     name, unit = data.headline.name, data.headline.unit
     seeds = "One seed" if data.seeds == "one seed" else f"Mean ± standard deviation over {data.seeds}"
     better = "; lower is better" if data.headline.lower_is_better else ""
@@ -211,7 +201,7 @@ def _dataset(data: Comparison) -> Section:
 def _field(data: field.Field) -> Section:
     shown = data.tuned if data.tuned.cells else data.default
     columns = min(len(shown.partitions), 3)
-    names, penalties = _buttons([cell.series for cell in shown.cells])
+    names, penalties = buttons([cell.series for cell in shown.cells])
     off = [name for name, _ in names[3:]]
     dots = "A dot for each model; open: plain, full: with MAN."
     groups = [
@@ -240,12 +230,6 @@ def _lead(penalties: Sequence[str]) -> str:
     return f"Federated learning with and without {term}." if penalties else "Runs of federated learning."
 
 
-def _buttons(drawn: Sequence[Setting]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """For the algorithms and for the penalties that are drawn: what each switches, and its label."""
-    algorithms = [(key(name), method_title(name)) for name in algorithms_of(drawn)]
-    return algorithms, [(key(name), part_title("penalty", name)) for name in penalties_of(drawn)]
-
-
 def _studies(data: Comparison) -> list[Group]:
     text = "Shaded: the range in which the paper's text calls it stable." if data.in_paper else ""
     title, zeta = f"{data.title}: how much ζ matters", [tables.sensitivity(data)]
@@ -256,7 +240,7 @@ def _studies(data: Comparison) -> list[Group]:
 def _flatness(
     records: Sequence[FlatnessRecord], measured: Sequence[hessian.Measured], theorems: Sequence[Theorems]
 ) -> Section:
-    names, penalties = _buttons(measured)
+    names, penalties = buttons(measured)
     shown = {"fedavg", "fedsam"}  # as in the paper; the others by their buttons
     off = [name for name, _ in names if name not in shown] if shown <= {name for name, _ in names} else []
     other = any("task" in record["run"].get("config", {}) for record in records)  # it is left out for classification
