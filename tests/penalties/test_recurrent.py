@@ -15,9 +15,10 @@ from torch.autograd import grad
 from torch.func import functional_call, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from fedman.errors import UserError
 from fedman.models import build
 from fedman.penalties import ActivationL1, attach
-from fedman.penalties.man import ActivationNorm
+from fedman.penalties.man import ActivationNorm, mean_square_and_variance
 from tests.penalties.man_cases import close
 
 
@@ -281,3 +282,22 @@ def test_a_warning_where_nothing_but_the_output_is_measured() -> None:
         for layers, output in ((["left"], True), ([], True), (None, False)):
             ActivationNorm(model, layers, output=output)
             model(x)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "LSTM time first"])
+def test_a_measure_of_the_whole_batch(name: str) -> None:
+    """Of a layer's sequences, without those that are padding; a packed sequence is refused, and a cell."""
+    model = Around(LAYERS[name]())
+    man = ActivationNorm(model, {"layer": mean_square_and_variance}, output=False)
+    x, real = torch.randn(5, 3, 4), torch.tensor([0.5, 0.5, 0.0])  # time first
+    x = x.transpose(0, 1) if model.layer.batch_first else x
+    model(x)
+    found = man(real)
+    model(x[:2] if model.layer.batch_first else x[:, :2])
+    torch.testing.assert_close(found, man())
+    with pytest.raises(UserError, match="layers: the measure of 'layer' needs a whole batch"):
+        model(pack_sequence([torch.randn(4, 4), torch.randn(2, 4)]))
+    cell = nn.Sequential(nn.GRUCell(4, 5))
+    ActivationNorm(cell, {"0": mean_square_and_variance})
+    with pytest.raises(UserError, match="layers: the measure of '0' needs a whole batch"):
+        cell(torch.randn(3, 4))
