@@ -100,6 +100,12 @@ def test_ranks_below_before_the_last_crossing_are_named():
     assert claim.here == "smaller from rank 9 to 60 (and at 1 to 2, 4 to 6), seed 0"
 
 
+def test_eigenvalues_that_are_never_smaller():
+    found = claims.claims(measured((100.0, 80.0, 70.0), (900.0, 400.0, 500.0), ([3.0] * 60, [2.0] * 60)))
+    (claim,) = [c for _, c in found if "rank" in c.text]
+    assert (claim.here, claim.holds) == ("not smaller at rank 60, seed 0", False)
+
+
 def test_the_negative_share_by_hand():
     """A tenth of the weight at −3 counts at −1: 0.1 below. The trace is −0.3 + 1.8: 1.6 above, and 0.1/1.6 is 6.2 %."""
     (claim,) = [

@@ -134,6 +134,7 @@ def test_methods_are_ranked_and_what_is_missing_is_empty(data):
     assert cell(table, "FedACG", "s") == "11.0"
     assert cell(table, "FedACG", "rounds to 50 %") == "500+"
     assert float(cell(table, "FedACG", "λ_max")) == 48.0
+    assert ", 2 seeds, ζ" in table.note  # of this partition alone
     parts = field.partitions(data)
     assert cell(parts, "FedDyn", "iid, tuned") == "50.00"
     assert cell(parts, "FedDyn", "Dirichlet 0.6, tuned") == "–"
