@@ -13,7 +13,7 @@ from fedman.flatness.density import Density
 from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
-from fedman.paper.report.hessian import Measured, comparable
+from fedman.paper.report.hessian import Measured, by_place, comparable
 from fedman.paper.report.series import MAN, method_title
 from fedman.paper.report.tables import BLANK, Table, points
 from fedman.runs.text_tables import mean_std
@@ -43,8 +43,7 @@ def claims(measured: Sequence[Measured]) -> list[tuple[str, Claim]]:
     """The paper's sentences on flatness, with the place of each, on each partition on which they were measured."""
     usual = [m for m in measured if not m.variant and m.papers_method and m.dataset in paper.TABLES]
     found = []
-    for _, group in groupby(usual, lambda m: (m.dataset, m.partition)):
-        members = list(group)
+    for members in by_place(usual):
         every = (*_falls(members), *_sam_and_man(members), *_ranks(members), *_negative(members))
         found += [(members[0].place, claim) for claim in every]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -87,9 +87,14 @@ def _measured(record: FlatnessRecord) -> Measured:
     return Measured(run["dataset"], run["partition"], *method, papers_variant(config), run["seed"], [])
 
 
+def by_place(measured: Iterable[Measured]) -> list[list[Measured]]:
+    """The runs of each data set and partition, which tables, figures and claims are about."""
+    return [list(members) for _, members in groupby(measured, lambda m: (m.dataset, m.partition))]
+
+
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
-    return [_table(list(members)) for _, members in groupby(measured, lambda m: (m.dataset, m.partition))]
+    return [_table(members) for members in by_place(measured)]
 
 
 def _table(measured: Sequence[Measured]) -> Table:

@@ -16,7 +16,7 @@ from fedman.flatness.landscape import Landscape
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel
-from fedman.paper.report.hessian import Measured, comparable
+from fedman.paper.report.hessian import Measured, by_place, comparable
 from fedman.paper.report.series import penalties_of, slug
 
 FLOOR = 1e-7  # of a density, on its logarithmic scale
@@ -27,7 +27,7 @@ def by_partition(measured: Sequence[Measured]) -> list[list[Measured]]:
     """The runs whose measurements are drawn together: one seed of each usual setting, the smallest."""
     usual = [m for m in measured if not m.variant]
     first = [next(seeds) for _, seeds in groupby(usual, lambda m: (m.dataset, m.partition, m.algorithm, m.zeta))]
-    return [list(members) for _, members in groupby(first, lambda m: (m.dataset, m.partition))]
+    return by_place(first)
 
 
 def spectrum(members: Sequence[Measured]) -> list[Picture]:
