@@ -1,5 +1,8 @@
 """A model of any kind stacked by vmap, its operations replaced, against the plain module for every row."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,3 +154,34 @@ def test_cross_entropy_is_pytorchs(shape, reduction, device):
         found.append((loss.detach(), *torch.autograd.grad(loss.sum(), x)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kept", [(), (1, 4)])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("shape", [(5, 6, 4), (5, 6, 4, 3)])
+def test_cross_entropy_on_a_cpu_has_the_bits_of_pytorchs(shape, reduction, kept):
+    x, y = torch.randn(shape), torch.randint(0, shape[2], (*shape[:2], *shape[3:]))
+    y[:, list(kept)] = -1
+    found = []
+    for mode in (stackable.StackableLoss(), torch.enable_grad()):
+        each = x.clone().requires_grad_()
+        with mode:
+            loss = torch.vmap(lambda a, b: F.cross_entropy(a, b, ignore_index=-1, reduction=reduction))(each, y)
+        found.append((loss.detach(), *torch.autograd.grad(loss.sum(), each)))
+    assert all(map(torch.equal, *found))
+
+
+def test_stacked_models_on_a_cpu_do_without_sympy():
+    code = """if True:
+        import sys
+        import torch
+        from fedman.execution.base import Batch
+        from fedman.execution.vmapped import Vmapped
+        from fedman.penalties import MAN
+        from fedman.tasks import Classification
+
+        x, y, W = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 25)
+        Vmapped(torch.nn.Linear(4, 5), Classification(), MAN()).gradient(W, Batch(x, y), 0.0)
+        assert 'sympy' not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

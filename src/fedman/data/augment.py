@@ -45,6 +45,7 @@ class Windows:
 
     def __init__(self, x: Tensor, images: bool, augment: bool) -> None:
         self.x, self.images, self.augment = x, images, augment
+        self.row = torch.arange(len(x), device=x.device)[:, None]
         if augment:
             both = torch.stack([x, x.flip(-2)], dim=1)  # [S, 2, n, H, W, C]
             padded = F.pad(both, (0, 0, PAD, PAD, PAD, PAD))
@@ -53,11 +54,10 @@ class Windows:
 
     def take(self, sample: Tensor, window: Tensor) -> Tensor:
         """The batch `[S, B, ...]`, images with their channels first, at one step of a plan."""
-        row = torch.arange(len(sample), device=sample.device)[:, None]
         if self.augment:
             mirror, down, right = window
-            return self.x[row, mirror, sample, down, right]
-        x = self.x[row, sample]
+            return self.x[self.row, mirror, sample, down, right]
+        x = self.x[self.row, sample]
         return channels_first(x) if self.images else x
 
 

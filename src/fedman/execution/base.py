@@ -63,6 +63,7 @@ class Execution(ABC):
         self._tapped = copy.deepcopy(model).requires_grad_(False).train()
         self._evaluated = _for_evaluation(copy.deepcopy(model).requires_grad_(False))
         self._terms = attach(penalty, self._tapped)
+        self._tied = _has_tied(model)  # if not, PyTorch need not look for it at every call
         self._device = torch.device("cpu")
         self._special: bool | None = None  # whether training needs a `TrainingPass`, known after the first one
         self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
@@ -150,7 +151,7 @@ class Execution(ABC):
         if self._device != x.device:
             self._bring_constants(x.device)
         with self._autocast(x.device):
-            return functional_call(model, tensors, (x,)).to(dtype)
+            return functional_call(model, tensors, (x,), tie_weights=self._tied).to(dtype)
 
     def _bring_constants(self, device: torch.device) -> None:
         """Move the buffers that are no part of `buffers` to where the models are evaluated."""
@@ -196,6 +197,14 @@ def check_model(model: nn.Module) -> None:
     """Refuse a model without parameters."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model: {type(model).__name__} has no parameters to train")
+
+
+def _has_tied(model: nn.Module) -> bool:
+    """Whether a parameter or a buffer of the module has several names."""
+    return any(
+        len(list(named(remove_duplicate=False))) > len(list(named()))
+        for named in (model.named_parameters, model.named_buffers)
+    )
 
 
 def _for_evaluation(model: nn.Module) -> nn.Module:

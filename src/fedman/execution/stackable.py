@@ -1,4 +1,4 @@
-"""Operations that `torch.func.vmap` stacks badly on a GPU, replaced where a module calls them.
+"""Operations that `torch.func.vmap` stacks badly, replaced where a module or a task calls them. On a GPU:
 
 - **Convolutions** would become grouped ones, which cuDNN computes group by group. Our kernels take all models at once.
 - **Attention** has no weights: the models' batches are joined into one.
@@ -6,6 +6,9 @@
 - **GroupNorm and batch-norm** would be normalised and scaled in two operations, each with its own sums in the backward
   pass; batch-norm would also move the models to the channels.
 - **Cross-entropy** would gather, and scatter in the backward pass.
+
+On a CPU, where models are stacked because calls cost more than arithmetic, it is cross-entropy alone: PyTorch puts it
+together in Python, at every call, and imports sympy for it.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from fedman.execution.training_pass import attention_body
 
 
 def applies(W: Tensor) -> bool:
-    """Whether operations are replaced: on a GPU. On a CPU models are stacked where calls cost more than arithmetic."""
+    """Whether all these operations are replaced: on a GPU."""
     return W.is_cuda
 
 
 class StackableOperations(TorchFunctionMode):
-    """Active around a forward pass under vmap."""
+    """Active around a forward pass under vmap, on a GPU."""
 
     slow = ""  # the name of a convolution that was not replaced
 
@@ -44,6 +47,15 @@ class StackableOperations(TorchFunctionMode):
             self.slow = func.__name__
             return func(*args, **(kwargs or {}))
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))
+
+
+class StackableLoss(TorchFunctionMode):
+    """The same on a CPU, with the bits of PyTorch's own."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_cross_entropy if func is F.cross_entropy else func)(*args, **(kwargs or {}))
 
 
 def _served(

@@ -17,8 +17,8 @@ from fedman.tasks import Task
 class Vmapped(OneByOne):
     """The module vectorised over the rows; a single row is evaluated plainly.
 
-    Recurrent layers are written out, since the fused ones cannot be stacked. On a GPU `stackable` says what else is
-    replaced; on a CPU attention is computed by plain products.
+    Recurrent layers are written out, since the fused ones cannot be stacked. `stackable` says what else is replaced; on
+    a CPU attention is computed by plain products.
     """
 
     title = "vmap"
@@ -35,11 +35,16 @@ class Vmapped(OneByOne):
             return super().losses(W, batch, penalised)
         if batch.buffers is None and self.buffers.names:
             batch = batch._replace(buffers=self._initial_buffers.to(W).expand(len(W), -1))
-        rows = Batch._make(None if v is None else 0 for v in batch)
+        given = {name: v for name, v in batch._asdict().items() if v is not None}
+
+        def loss(w: Tensor, *row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self._loss(w, batch._replace(**dict(zip(given, row, strict=True))), penalised)
+
+        stacked = vmap(loss)  # of flat arguments: nested ones PyTorch walks through at every call
         if not stackable.applies(W):
-            with sdpa_kernel(SDPBackend.MATH):
-                return vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)
+            with sdpa_kernel(SDPBackend.MATH), stackable.StackableLoss():
+                return stacked(W, *given.values())
         with stackable.StackableOperations() as mode:
-            found = vmap(self._loss, in_dims=(0, rows, None))(W, batch, penalised)
+            found = stacked(W, *given.values())
         self.slow = mode.slow
         return found

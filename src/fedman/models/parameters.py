@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class ParameterLayout:
         found = {name: v.shape for name, v in model.named_buffers() if name in kept and _changes(name, v)}
         return ParameterLayout(tuple(found), tuple(found.values()))
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """The entries of each tensor."""
         return [shape.numel() for shape in self.shapes]
