@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fedman.algorithms.fedavg import FedAvg
 from fedman.config import PARTS, registered, resolve
 from fedman.errors import UserError
 from fedman.optimizers import OPTIMIZERS, SGD
-from fedman.parts import Registry, hyperparameters
+from fedman.parts import Registry, announced, hyperparameters
 from fedman.penalties import PENALTIES
 from fedman.tasks import TASKS
 from fedman.training.check import check_algorithm
@@ -125,9 +126,11 @@ def plugin(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setitem(sys.modules, "fedman_plugin", None)
     monkeypatch.delitem(sys.modules, "fedman_plugin")
-    for registry in PARTS.values():  # what is installed is read once
+    announced.cache_clear()  # what is installed is read once
+    for registry in PARTS.values():
         monkeypatch.setattr(registry, "__dict__", {k: v for k, v in vars(registry).items() if k != "installed"})
-    return folder
+    yield folder
+    announced.cache_clear()
 
 
 def test_an_entry_point_of_an_installed_package(plugin):
@@ -147,6 +150,14 @@ def test_an_entry_point_of_an_installed_package(plugin):
 def test_installed_packages_are_not_imported_before_they_are_named(plugin):
     resolve({"algorithm": "fedavg", "zeta": 0.1})
     assert "fedman_plugin" not in sys.modules
+
+
+def test_a_broken_package_does_not_keep_commands_from_starting(plugin):
+    code = "from fedman.cli import main; main(['--version'])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fedman ")
 
 
 HEAD = """

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.data import SPECS, is_path, lookup, natural_clients, partition
+from fedman.data import SPECS, is_path, lookup, natural_clients, rules
 from fedman.errors import UserError, did_you_mean, nearest, one_line
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
@@ -85,7 +85,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 class Config(BaseModel):
     """Everything that decides a run's result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     dataset: str = Field(
         next(iter(SPECS)), description="data set by name, or your own files: npz:PATH, leaf:PATH, images:DIR"
@@ -348,8 +350,11 @@ def _own_clients(given: Mapping[str, Any], config: Config, data: Dataset | None)
         found["partition"] = "natural"
     elif "partition" not in given and not _has_labels(config, data):
         found["partition"] = "iid"
-    if "clients" not in given:
-        count = partition.given_clients(found.get("partition", config.partition), source)
+    name = found.get("partition", config.partition)
+    if "clients" not in given and rules.parse(name).kind not in rules.RULES:
+        from fedman.data import partition
+
+        count = partition.given_clients(name, source)
         found |= {"clients": count} if count else {}
     return found
 
@@ -365,7 +370,9 @@ def _unknown_keys(given: Mapping[str, Any], config: Config) -> Iterable[str]:
     """Keys that are neither those of every run nor hyper-parameters of its algorithm."""
     own = type(config).model_fields
     foreign = {key: value for key, value in given.items() if key not in own}
-    parts = registered() if foreign else ()
+    if not foreign:
+        return
+    parts = registered()
     known = config_class(parts).model_fields
     for key, value in foreign.items():
         if key in OTHER_WORDS:
@@ -386,7 +393,7 @@ def _check_names(config: Config) -> Iterable[str]:
         yield f"model: no model named {config.model!r}{nearest(config.model, MODELS)}"
     checks = (
         lambda: config.dataset == CUSTOM or is_path(config.dataset) or lookup(config.dataset),
-        lambda: partition.parse(config.partition),
+        lambda: rules.parse(config.partition),
         lambda: trackers.parse(config.log),
         lambda: _check_target(config),
         lambda: _check_optimizer(config),

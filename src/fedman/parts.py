@@ -9,14 +9,16 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
 from fedman.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 Value = TypeVar("Value", bool, int, float, str)
 Part = TypeVar("Part")
@@ -52,7 +54,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     @cached_property
     def installed(self) -> dict[str, EntryPoint]:
         """What installed packages announce. fedman's own names cannot be replaced."""
-        found = entry_points(group=self.group)
+        found: EntryPoints = announced().select(group=self.group)
         return {each.name: each for each in found if each.name not in self.built_in}
 
     def __iter__(self) -> Iterator[str]:
@@ -111,6 +113,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     @property
     def _wanted(self) -> str:
         return f"a subclass of {self.base.__module__.removesuffix('.base')}.{self.base.__name__}"
+
+
+@cache
+def announced() -> Any:  # EntryPoints; in Python 3.11 SelectableGroups, with the same `select`
+    """What all installed packages announce: their files are read once, and only where a name is none of fedman's."""
+    from importlib.metadata import entry_points
+
+    return entry_points()
 
 
 def hints(kind: str, part: type[Any], name: str) -> dict[str, Any]:

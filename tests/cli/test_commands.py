@@ -398,12 +398,31 @@ def test_help_starts_at_once_and_without_torch():
     assert min(seconds) < 1.5  # 0.3 on a core of its own, 0.5 on a busy one; torch alone would take 2.5
 
 
+def test_keys_are_checked_without_reading_what_packages_announce():
+    code = """if True:
+        import sys
+        from fedman.cli.commands import main
+
+        opened = []
+        sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+        try:
+            main(["run", "rounds=x"])
+        except SystemExit as stopped:
+            assert stopped.code == 2
+        assert not [path for path in opened if path.endswith("entry_points.txt")]
+        assert "numpy" not in sys.modules
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 @pytest.mark.parametrize(
     ("module", "others"),
     [
         ("fedman.backends.in_process", {"pydantic", "typer", "rich", "fedman.config"}),
         ("fedman.runs.sweep", {"typer", "rich", "fedman.paper", "fedman.cli"}),
         ("fedman.api", {"typer", "rich", "fedman.cli"}),
+        ("fedman.cli.commands", {"importlib.metadata", "pydantic", "numpy", "rich"}),
     ],
 )
 def test_what_the_library_does_not_import(module, others):

@@ -271,16 +271,14 @@ def test_the_registry_imports_without_torch() -> None:
 
 
 def test_packages_can_announce_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-        asked.append(group)
-        return [importlib.metadata.EntryPoint("own", f"{__name__}:Size", group)]
-
-    monkeypatch.setattr("fedman.parts.entry_points", entry_points)
+    there = [
+        importlib.metadata.EntryPoint(name, f"{__name__}:Size", group)
+        for name, group in (("own", "fedman.penalties"), ("other", "fedman.tasks"))
+    ]
+    monkeypatch.setattr("fedman.parts.announced", lambda: importlib.metadata.EntryPoints(there))
     fresh = Registry("penalty", Penalty, PENALTIES.built_in, plural=PENALTIES.group.removeprefix("fedman."))
     assert fresh["own"] is Size
-    assert asked == ["fedman.penalties"]
+    assert "other" not in fresh
 
 
 @dataclass(frozen=True)

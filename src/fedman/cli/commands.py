@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedman.runs.grid import Cell, Sweep
     from fedman.runs.sweep import Table
 
-*TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.values())
+*TITLES, LAST = (algorithm.title for algorithm in ALGORITHMS.built_in.values())
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -434,6 +434,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that has no ζ, a path that is no Unicode
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it reads the files of all installed packages
     atexit.register(gc.freeze)  # torch's objects are not searched for cycles when the process ends: 0.4 s
     try:
         app(arguments, prog_name="fedman")

@@ -13,12 +13,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedman.data.catalog import SCHEMES, SPECS, Progress, Scheme, Spec, default_dir, is_path, lookup
+from fedman.data.rules import natural_clients
 
 if TYPE_CHECKING:
     from fedman.data.client_indices import fingerprint
     from fedman.data.clients import from_clients
     from fedman.data.convert import as_dataset, from_huggingface
-    from fedman.data.dataset import Dataset, from_arrays, load, natural_clients
+    from fedman.data.dataset import Dataset, from_arrays, load
 
 _LAZY = {
     "Dataset": "dataset",
@@ -28,7 +29,6 @@ _LAZY = {
     "from_clients": "clients",
     "from_huggingface": "convert",
     "load": "dataset",
-    "natural_clients": "dataset",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedman.data.catalog import PADDING, SCHEMES, SPECS, IidOrder, Progress, default_dir, lookup, own_files
+from fedman.data.catalog import PADDING, SCHEMES, IidOrder, Progress, default_dir, lookup, own_files
 from fedman.data.client_indices import check_parts
 from fedman.data.images import holds_images, sample_shape
 from fedman.errors import UserError, one_line
@@ -90,19 +90,6 @@ def load(name: str, data_dir: Path | str | None = None, progress: Progress | Non
 
 def _reader(module: str) -> Any:
     return importlib.import_module(f"fedman.data.{module}")
-
-
-def natural_clients(source: str | Dataset) -> int | None:
-    """The number of clients that the data set itself names; None if it names none.
-
-    Files that must be read for it are kept for the next `load`.
-    """
-    if isinstance(source, Dataset):
-        return None if source.parts is None else len(source.parts)
-    if source in SPECS:
-        return SPECS[source].clients if SPECS[source].partition == "natural" else None
-    own = own_files(source)
-    return natural_clients(load(source)) if own and SCHEMES[own[0]].natural else None
 
 
 def from_arrays(

@@ -8,61 +8,27 @@ all samples are used.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedman.data import files, npz
 from fedman.data.catalog import PADDING, IidOrder
 from fedman.data.client_indices import as_array, check_parts, parts_of
-from fedman.data.dataset import Dataset, natural_clients
+from fedman.data.dataset import Dataset
+from fedman.data.rules import FORMATS, RULES, Rule, natural_clients, parse
 from fedman.errors import UserError, one_line
 from fedman.parts import find
 
 STREAM = 14  # separates these draws from other uses of the same seed
 MAX_BYTES = 1 << 30  # of a file that holds a partition
-_RULE = re.compile(r"(iid)|(dir)(\d+\.?\d*|\.\d+)|(path)(\d+)", re.ASCII)
-_GIVEN = re.compile(r"(natural)|(file):(.+)|(custom)-([0-9a-f]{12})|()((?:\w+\.)*\w+:\w[\w.]*)")
-RULES = ("iid", "dir", "path")  # kinds that split labels
-_FORMATS = (".npy", ".npz", ".json")
 
 Partition = str | Sequence[Any] | np.ndarray | Callable[[np.ndarray, int, int], Any]
 """A rule or a source by name; index arrays, one for each client; a client number for each sample; or a function
 (labels, clients, seed) that returns one of these."""
-
-
-class Rule(NamedTuple):
-    """A partition's kind: "iid", "dir" (`number` is δ), "path" (classes per client), "natural", "file" and "module"
-    (`source` is where it is), "custom" (given in Python, `source` is its fingerprint)."""
-
-    kind: str
-    number: float = 0.0
-    source: str = ""
-
-
-def parse(spec: str) -> Rule:
-    """What a partition's name means.
-
-    >>> parse("dir0.3")
-    Rule(kind='dir', number=0.3, source='')
-    """
-    if match := _GIVEN.fullmatch(spec):
-        kind, *source = (group for group in match.groups() if group is not None)
-        return Rule(kind or "module", source="".join(source))
-    match = _RULE.fullmatch(spec)
-    kind, *number = filter(None, match.groups()) if match else ("",)
-    value = float(number[0]) if number else 0.0
-    if kind != "iid" and not 0 < value <= 1e6:
-        raise UserError(
-            f"partition: {spec[:60]!r} is not allowed; allowed are iid, dirX (Dirichlet, 0 < X <= 1e6: dir0.3), "
-            "pathC (C >= 1 classes per client: path2), natural (the data's own clients), file:PATH "
-            f"({', '.join(_FORMATS)}) and module:function"
-        )
-    return Rule(kind, value)
 
 
 def clients_of(
@@ -163,7 +129,7 @@ def _read(path: Path) -> Any:
         raise UserError(f"partition: {path} cannot be read ({error.strerror or error})") from error
     except (*npz.BAD_HEADER, OverflowError) as error:
         raise UserError(f"partition: {path} is not a whole {path.suffix} file ({one_line(error, 80)})") from error
-    raise UserError(f"partition: {path} must end in {', '.join(_FORMATS)}")
+    raise UserError(f"partition: {path} must end in {', '.join(FORMATS)}")
 
 
 def split(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fedman.config import CUSTOM, PARTS
-from fedman.data import partition
+from fedman.data import rules
 from fedman.errors import UserError
 from fedman.models import MODELS
 
@@ -26,4 +26,4 @@ def _is_own(key: str, name: str) -> bool:
         return name in PARTS[key].built_in
     if key == "model":
         return name in (*MODELS, CUSTOM)
-    return partition.parse(name).kind in (*partition.RULES, "natural")
+    return rules.parse(name).kind in (*rules.RULES, "natural")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-from fedman.data import SPECS, is_path, load, partition
+from fedman.data import SPECS, is_path, load, partition, rules
 from fedman.errors import UserError
 from fedman.paper import targets as paper
 from fedman.paper.report.compare import Comparison
@@ -34,7 +34,7 @@ def pictures(data: Comparison) -> list[Picture]:
 
 def _counts(config: Axes, name: str) -> np.ndarray | None:
     """The samples of each class at each client; None where a rule does not split the labels, or they are not known."""
-    known = _labels(config) if partition.parse(name).kind in partition.RULES else None
+    known = _labels(config) if rules.parse(name).kind in rules.RULES else None
     if known is None:
         return None
     labels, classes = known
