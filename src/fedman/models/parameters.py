@@ -67,9 +67,8 @@ class ParameterLayout:
 
     def where(self, chosen: Iterable[bool]) -> Tensor:
         """`[P]`: True for the entries of the tensors chosen, a value for each."""
-        return torch.tensor(list(chosen), dtype=torch.bool).repeat_interleave(
-            torch.tensor(self.sizes, dtype=torch.int64)
-        )
+        parts = [torch.full((n,), each) for n, each in zip(self.sizes, chosen, strict=True)]
+        return torch.cat([torch.empty(0, dtype=torch.bool), *parts])
 
 
 def batch_norm_entries(model: nn.Module) -> Tensor:
