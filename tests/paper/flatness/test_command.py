@@ -58,7 +58,9 @@ def test_top_and_trace_unless_told(made, runs, capsys):
     about = json.loads((runs / "man/flatness.json").read_text())["run"]
     asked = tomllib.loads((runs / "man/config.toml").read_text())
     local = {"data_dir", "checkpoint_seconds", "keep_state"}
-    assert about["config"] == {key: value for key, value in asked.items() if key not in local}, "all that decided it"
+    decided = {key: value for key, value in asked.items() if key not in local} | {"precision": "fp32"}
+    assert asked["precision"] == "auto"  # the one that was used decided
+    assert about["config"] == decided, "all that decided it"
     assert "FedAvg+MAN" in out
     assert "not checked" not in out
     assert f"{m['top']['values'][0]:.4g}" in out
