@@ -9,20 +9,20 @@ evaluated in its evaluation mode.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.stateless import _reparametrize_module
 
 from fedman.algorithms import Fused
 from fedman.errors import UserError
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import ParameterLayout, flatten_buffers
+from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers
 from fedman.penalties import Penalty, attach, check_terms
 from fedman.tasks import Task
 
@@ -44,6 +44,12 @@ class Batch(NamedTuple):
         return Batch._make(None if v is None else v[i] for v in self)
 
 
+def of_rows(rows: slice, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Batch, Tensor | float]:
+    """Some rows of everything that a gradient is computed from."""
+    part = Batch._make(None if v is None else v[rows] for v in batch)
+    return W[rows], part, zeta[rows] if isinstance(zeta, Tensor) else zeta
+
+
 class Execution(ABC):
     """A model, its task and its penalty as functions of flat weights. Not safe to share between threads: take a `copy`
     for each."""
@@ -59,12 +65,14 @@ class Execution(ABC):
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
         self._initial_buffers = flatten_buffers(model)
-        self._plain = copy.deepcopy(model).requires_grad_(False).train()
-        self._tapped = copy.deepcopy(model).requires_grad_(False).train()
-        self._evaluated = _for_evaluation(copy.deepcopy(model).requires_grad_(False))
+        self._plain = copy_of(model).requires_grad_(False).train()
+        self._tapped = copy_of(model).requires_grad_(False).train()
+        self._evaluated = _for_evaluation(copy_of(model).requires_grad_(False))
         self._terms = attach(penalty, self._tapped)
         self._tied = _has_tied(model)  # if not, PyTorch need not look for it at every call
-        self._device = torch.device("cpu")
+        self._constants: tuple[torch.device, torch.dtype] | None = None  # where and what those of the module are
+        self._held: ExitStack | None = None  # until the end of which the module keeps the parameters of a call
+        self._writes: bool | None = None  # whether the module changes its inputs, known after the first call
         self._special: bool | None = None  # whether training needs a `TrainingPass`, known after the first one
         self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
         self.scored: list[str] = []  # names of the task's scores, known after the first evaluation
@@ -101,9 +109,14 @@ class Execution(ABC):
         """The gradient `[S, P]` of loss + ζ·Σ terms, the loss `[S]`, and the buffers `[S, Q]` after it."""
         penalised = isinstance(zeta, Tensor) or zeta > 0
         W = W.detach().requires_grad_()
-        loss, terms, buffers = self.losses(W, batch, penalised)
-        objective = loss + zeta * terms.sum(-1) if penalised else loss
-        (gradient,) = torch.autograd.grad(objective.sum(), W)
+        with ExitStack() as until_then:  # checkpointing calls parts of the module again in the backward pass
+            self._held = until_then if len(W) == 1 else None
+            try:
+                loss, terms, buffers = self.losses(W, batch, penalised)
+            finally:
+                self._held = None
+            objective = loss + zeta * terms.sum(-1) if penalised else loss
+            (gradient,) = torch.autograd.grad(objective.sum(), W)
         return gradient, loss.detach(), buffers
 
     @torch.no_grad()
@@ -129,15 +142,17 @@ class Execution(ABC):
         return self._call(self._evaluated, self._named(w), x)
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """One model `[P + Q]` as `module.load_state_dict` takes it, on the host."""
-        kept, own = self.model.state_dict(), dict(self.model.named_buffers())
-        found = self._named(w.cpu())
-        for name, v in own.items():
-            if name in found and not v.is_floating_point():
-                found[name] = found[name].round().to(v.dtype)
-            elif name in kept:
-                found.setdefault(name, v.detach().cpu())
-        return {name: v.clone() for name, v in found.items()}
+        """One model `[P + Q]` as `module.load_state_dict` takes it, on the host: constants and, under all their names,
+        shared tensors included."""
+        trained, kept = self._named(w.cpu()), self.model.state_dict()
+        found: dict[str, Tensor] = {}
+        first: dict[int, str] = {}  # names of tensors that may have several
+        for name, v in _tensors(self.model):
+            value = trained.get(first.setdefault(id(v), name), v.detach().cpu())
+            whole = name in trained and not v.is_floating_point()
+            if name in kept:
+                found[name] = (value.round().to(v.dtype) if whole else value).clone()
+        return found
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
         """The parameters and buffers of one model `[P + Q]`."""
@@ -148,18 +163,28 @@ class Execution(ABC):
     def _call(self, model: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """The output of the module with these parameters and buffers; `tensors` then has what it left in the latter."""
         dtype = next(iter(tensors.values())).dtype
-        if self._device != x.device:
-            self._bring_constants(x.device)
-        with self._autocast(x.device):
-            return functional_call(model, tensors, (x,), tie_weights=self._tied).to(dtype)
+        if self._constants != (x.device, dtype):
+            self._bring_constants(x.device, dtype)
+        given = x if self._writes is False else x.clone()
+        with ExitStack() as stack, self._autocast(x.device):
+            (self._held or stack).enter_context(_reparametrize_module(model, tensors, tie_weights=self._tied))
+            out = model(given)
+            if self.buffers.names:  # a module may have put new ones in their places
+                tensors |= {name: v for name, v in model.named_buffers() if name in tensors}
+        if self._writes is None:
+            self._writes = _unwrapped(given)._version > 0
+        if not isinstance(out, Tensor):
+            name, got = type(self.model).__name__, type(out).__name__
+            raise UserError(f"model: {name} returns {got} in training mode; a tensor is wanted")
+        return out.to(dtype)
 
-    def _bring_constants(self, device: torch.device) -> None:
-        """Move the buffers that are no part of `buffers` to where the models are evaluated."""
+    def _bring_constants(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the buffers that are no part of `buffers` and frozen parameters to where the models are evaluated, as
+        numbers of the type in which they are."""
         for copied in (self._plain, self._tapped, self._evaluated):
-            for module in copied.modules():
-                for name, v in module.named_buffers(recurse=False):
-                    setattr(module, name, v.to(device))
-        self._device = device
+            for v in (*copied.parameters(), *copied.buffers()):
+                v.data = v.data.to(device, _as_precise(v.dtype, dtype))
+        self._constants = device, dtype
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """bf16 products around the module, where that is asked for."""
@@ -194,9 +219,39 @@ def is_large(size: int) -> bool:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model without parameters."""
+    """Refuse a model whose parameters cannot be a vector that is put into it."""
+    name = type(model).__name__
+    if isinstance(model, nn.DataParallel):
+        raise UserError(f"model: {name} spreads batches over GPUs; give the module in it, model.module")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UserError(f"model: {name} is or has a TorchScript module; give the nn.Module that it was made from")
+    for parameter, p in model.named_parameters():
+        if is_lazy(p):
+            raise UserError(f"model: {parameter} has no shape yet; call {name} on a batch first, as lazy modules want")
+        if p.requires_grad and p.is_complex():
+            raise UserError(f"model: {parameter} is complex; keep its two parts and join them by torch.complex")
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise UserError(f"model: {parameter} has a hook on its gradient, which no client would call; remove it")
     if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"model: {type(model).__name__} has no parameters to train")
+        raise UserError(f"model: {name} has no parameters to train")
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a module, those with several names under each of them."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _unwrapped(v: Tensor) -> Tensor:
+    """What a tensor under vmap consists of."""
+    while torch._C._functorch.is_batchedtensor(v):
+        v = torch._C._functorch.get_unwrapped(v)
+    return v
+
+
+def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
+    """The type of a constant beside numbers of the type `like`."""
+    return like.to_complex() if dtype.is_complex else like if dtype.is_floating_point else dtype
 
 
 def _has_tied(model: nn.Module) -> bool:

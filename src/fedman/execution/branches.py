@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedman.errors import describe
-from fedman.execution.base import Batch, Execution
+from fedman.execution.base import Batch, Execution, of_rows
 from fedman.execution.compiled import compile_graph
 from fedman.execution.device import strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
@@ -52,14 +52,14 @@ class Branches(OneByOne):
     def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> Any:
         blocks = self._blocks(len(W))
         with strictly_deterministic(self.strict):
-            functions = [self._function(_at(block, W, batch, zeta)) for block in blocks[::-1]][::-1]
+            functions = [self._function(of_rows(block, W, batch, zeta)) for block in blocks[::-1]][::-1]
             if len(blocks) == 1:
                 return functions[0][0](W, batch, zeta)
             whole = tuple(v.new_empty(len(W), *v.shape[1:]) for v in functions[0][1])
             with self._branches(W.device, len(blocks)) as branches:
                 for block, branch, (function, _) in zip(blocks, branches, functions, strict=True):
                     with branch:
-                        for values, v in zip(whole, function(*_at(block, W, batch, zeta)), strict=True):
+                        for values, v in zip(whole, function(*of_rows(block, W, batch, zeta)), strict=True):
                             values[block].copy_(v)
         return whole
 
@@ -143,9 +143,3 @@ class Stack(Branches, Vmapped):
 
     title = "vmap"
     sizes = (10, 5, 1)
-
-
-def _at(block: slice, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Batch, Tensor | float]:
-    """Some rows of everything."""
-    rows = Batch._make(None if v is None else v[block] for v in batch)
-    return W[block], rows, zeta[block] if isinstance(zeta, Tensor) else zeta

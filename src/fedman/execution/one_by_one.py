@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedman.execution.base import Batch, Execution
+from fedman.execution.base import Batch, Execution, of_rows
 from fedman.execution.device import strictly_deterministic
 
 
@@ -25,4 +25,9 @@ class OneByOne(Execution):
 
     def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
         with strictly_deterministic(self.strict):
-            return super().gradient(W, batch, zeta)
+            gradient = super().gradient
+            rows = [gradient(*of_rows(slice(i, i + 1), W, batch, zeta)) for i in range(len(W))]
+            if len(rows) == 1:
+                return rows[0]
+            gradients, losses, buffers = map(torch.cat, zip(*rows, strict=True))
+            return gradients, losses, buffers

@@ -53,6 +53,8 @@ class StackedKernels(Execution):
         """Whether the kernels serve this model, task, penalty and device."""
         if precision == "fp64" or not isinstance(model, ConvNet) or not kernels.available(device):
             return False
+        if not all(p.requires_grad for p in model.parameters()):
+            return False
         if type(task) is not Classification or mean_squares_of(penalty) is None:
             return False
         from fedman.kernels.convnet import StackedConvNet

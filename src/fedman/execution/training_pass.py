@@ -98,15 +98,16 @@ class TrainingPass(TorchFunctionMode):
         self, x: Tensor, p: float, training: bool, inplace: bool, shape: Sequence[int], floor: float = 0.0
     ) -> Tensor:
         """x where it is kept and `floor` elsewhere, scaled and shifted so that mean and variance stay."""
+        self.needed = self.needed or training  # a later pass may drop, where p grows
         if not training or p == 0:
             return x
         kept = self.kept(shape, p, x.device)
         if floor == 0:
             factor = kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
-            return x.mul_(factor) if inplace else x * factor
+            return _in_place(x, x * factor) if inplace else x * factor
         scale = ((floor**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
         dropped = x.where(kept, floor) * scale - floor * scale * p
-        return x.copy_(dropped) if inplace else dropped
+        return _in_place(x, dropped) if inplace else dropped
 
     def attention(
         self,
@@ -236,6 +237,51 @@ class TrainingPass(TorchFunctionMode):
         slope = self.uniform(x.shape, x.dtype, x.device) * (upper - lower) + lower
         return x.copy_(x.where(x >= 0, x * slope)) if inplace else x.where(x >= 0, x * slope)
 
+    def embedding(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        """`F.embedding` with a dense gradient, none for the row of padding (which vmap forgets), and divided by the
+        counts of ids in the real samples."""
+        _refuse_renorm(max_norm)
+        out = F.embedding(input, weight)
+        if padding_idx is None and not scale_grad_by_freq:
+            self.needed = self.needed or sparse
+            return out
+        self.needed = True
+        passed = torch.ones_like(input, dtype=out.dtype)
+        if scale_grad_by_freq:
+            real = self._real(input).to(out.dtype).view(-1, *[1] * (input.ndim - 1)).expand(input.shape)
+            counts = weight.new_zeros(len(weight)).scatter_add(0, input.flatten(), real.flatten())
+            passed = passed / counts[input].clamp(min=1)
+        if padding_idx is not None:
+            passed = passed.where(input != padding_idx % len(weight), 0)
+        return out.detach() + (out - out.detach()) * passed.unsqueeze(-1)
+
+    def embedding_bag(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        offsets: Tensor | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        *rest: Any,
+        **more: Any,
+    ) -> Tensor:
+        """`F.embedding_bag` with a dense gradient."""
+        _refuse_renorm(max_norm)
+        self.needed = self.needed or sparse
+        return F.embedding_bag(input, weight, offsets, None, 2, scale_grad_by_freq, mode, False, *rest, **more)
+
     def rand(self, *size: Any, **how: Any) -> Tensor:
         return self.uniform(_size(size, how), *_kind(how))
 
@@ -296,6 +342,19 @@ def _checkpointed() -> bool:
     return hooks is not None and "checkpoint" in hooks[0].__qualname__
 
 
+def _in_place(x: Tensor, value: Tensor) -> Tensor:
+    """x with a new value; an activation that a penalty has measured stays, and the value is returned alone."""
+    try:
+        return x.copy_(value)
+    except RuntimeError:
+        return value
+
+
+def _refuse_renorm(max_norm: float | None) -> None:
+    if max_norm is not None:
+        raise UserError("model: an embedding with max_norm changes its weights in the forward pass; leave max_norm out")
+
+
 def _warn_unseeded(func: Callable[..., Any]) -> None:
     warnings.warn(
         f"the model calls {func.__name__}, whose random numbers do not come from the run's seed: "
@@ -321,6 +380,8 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: TrainingPass.attention,
     F.multi_head_attention_forward: TrainingPass.multi_head_attention,
     **{func: _layer(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    F.embedding: TrainingPass.embedding,
+    F.embedding_bag: TrainingPass.embedding_bag,
     F.batch_norm: TrainingPass.batch_norm,
     torch.batch_norm: TrainingPass.batch_norm,
     F.instance_norm: TrainingPass.instance_norm,

@@ -7,7 +7,8 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedman.execution import stackable
-from fedman.execution.base import Batch
+from fedman.execution.base import Batch, Execution
+from fedman.execution.device import strictly_deterministic
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.recurrent import unroll
 from fedman.penalties import Penalty
@@ -29,6 +30,12 @@ class Vmapped(OneByOne):
         super().__init__(model, task, penalty, precision)
         for copied in (self._plain, self._tapped, self._evaluated):
             unroll(copied)
+
+    def gradient(self, W: Tensor, batch: Batch, zeta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        if len(W) == 1:
+            return super().gradient(W, batch, zeta)
+        with strictly_deterministic(self.strict):
+            return Execution.gradient(self, W, batch, zeta)
 
     def losses(self, W: Tensor, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         if len(W) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from fedman.errors import UserError
 from fedman.flatness.data import Batches, Loss, call
 from fedman.flatness.lanczos import eigenpairs
 from fedman.flatness.operator import Hessian, Mean, Progress, select
+from fedman.models.parameters import copy_of
 
 
 def layers(model: nn.Module) -> dict[str, list[str]]:
@@ -34,7 +34,7 @@ def input_norms(model: nn.Module, batches: Any, *, dtype: torch.dtype, batch_siz
     """The mean over samples of ‖a‖² by layer, a being the layer's input; only layers whose first input is a tensor."""
     device = next(model.parameters()).device
     data = Batches(batches, device=device, dtype=dtype, batch_size=batch_size)
-    model = copy.deepcopy(model).to(dtype).eval()
+    model = copy_of(model).to(dtype).eval()
     names = {module: name for name, module in model.named_modules() if name in layers(model)}
     totals: dict[str, Tensor] = {}
 

@@ -15,6 +15,7 @@ from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.data import Batches, Loss, call
 from fedman.flatness.operator import check_dtype, scalar, select
+from fedman.models.parameters import copy_of
 
 
 class LossAt:
@@ -45,7 +46,7 @@ class LossAt:
         self.layout = select(model, parameters)
         self.device = next(model.parameters()).device
         self.batches = Batches(batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit)
-        self.model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
+        self.model = copy_of(model).to(dtype).eval().requires_grad_(False)
         self.centre = self.layout.flatten(dict(self.model.named_parameters()))
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call
-from fedman.models.parameters import ParameterLayout
+from fedman.models.parameters import ParameterLayout, copy_of
 
 Graph = TypeVar("Graph")
 Progress = Callable[[int, int], None]  # called with how much is done, and of how much at most
@@ -67,7 +66,7 @@ class Curvature(ABC, Generic[Graph]):
         self.layout = select(model, parameters)
         self.device = next(model.parameters()).device
         self.loss = loss
-        self.model = copy.deepcopy(model).to(dtype).eval()
+        self.model = copy_of(model).to(dtype).eval()
         self.size = self.layout.size  # P, the number of parameters in the block
         for name, p in self.model.named_parameters():
             p.requires_grad_(name in self.layout.names)

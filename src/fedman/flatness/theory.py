@@ -14,7 +14,6 @@ use 0: M ⊗ a aᵀ is singular. W is the layer's weight; its bias is another bl
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from fedman.errors import UserError
 from fedman.flatness.blocks import layers
 from fedman.flatness.data import Loss
 from fedman.flatness.operator import Hessian
+from fedman.models.parameters import copy_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Gershgorin:
 
 def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -> LayerCheck:
     """The layer `name` (`Linear`, or `Conv2d` with one group and padding given as numbers) at the batch (x, y)."""
-    model = copy.deepcopy(model).double().eval().requires_grad_(True)
+    model = copy_of(model).double().eval().requires_grad_(True)
     layer = dict(model.named_modules()).get(name)
     plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str)
     if layer is None or not (plain or isinstance(layer, nn.Linear)):

@@ -1,18 +1,21 @@
 """A module's parameters as one flat vector: the only place that knows their order, shapes and names.
 
-A model is P numbers: its parameters in the order of `model.parameters()`, each flattened, joined one after the other.
-The backward pass of `unflatten` is one concatenation. Its buffers, such as the running statistics of batch-norm, are a
+A model is P numbers: its trained parameters in the order of `model.parameters()`, each flattened, joined one after the
+other; frozen ones (`requires_grad=False`) are constants of the module. The backward pass of `unflatten` is one concatenation. Its buffers, such as the running statistics of batch-norm, are a
 vector of their own, of Q numbers.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+from fedman.errors import UserError, describe
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,13 @@ class ParameterLayout:
 
     @staticmethod
     def of(model: nn.Module, names: Iterable[str] | None = None) -> ParameterLayout:
-        """All parameters of a module, or those named, in the module's order."""
+        """The parameters of a module that are trained (`requires_grad`), or those named, in the module's order."""
         chosen = None if names is None else set(names)
-        found = {name: p.shape for name, p in model.named_parameters() if chosen is None or name in chosen}
+        found = {
+            name: p.shape
+            for name, p in model.named_parameters()
+            if (p.requires_grad if chosen is None else name in chosen)
+        }
         return ParameterLayout(tuple(found), tuple(found.values()))
 
     @staticmethod
@@ -79,13 +86,26 @@ def batch_norm_entries(model: nn.Module) -> Tensor:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """A module's parameters as a vector `[P]`."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    """A module's trained parameters as a vector `[P]`."""
+    return ParameterLayout.of(model).flatten({name: p.detach() for name, p in model.named_parameters()})
 
 
 def flatten_buffers(model: nn.Module) -> Tensor:
     """A module's buffers as a vector `[Q]`: see `ParameterLayout.of_buffers`."""
     return ParameterLayout.of_buffers(model).flatten({name: v.detach() for name, v in model.named_buffers()})
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of a module, also of one that has been called before.
+
+    `copy.deepcopy` refuses tensors that autograd computed: activations that a module keeps, weights that a hook
+    computes from others before every call (pruning, the former `weight_norm`). They are copied as values.
+    """
+    kept = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor) and not v.is_leaf]
+    try:
+        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept})
+    except Exception as error:  # a user's module may raise anything
+        raise UserError(f"model: {type(model).__name__} cannot be copied ({describe(error)})") from error
 
 
 def _changes(name: str, v: Tensor) -> bool:

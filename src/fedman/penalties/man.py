@@ -244,9 +244,11 @@ class ActivationNorm:
         samples = []
         for name, tapped in done.taps.items():
             s = tapped if isinstance(tapped, Tensor) else tapped(weight)
-            if weight is not None and s.shape != weight.shape:
-                shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
-                raise UserError(f"weight: shape {shapes}")
+            if weight is not None:
+                s = _by_sample(s, weight.shape)
+                if s.shape != weight.shape:
+                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
+                    raise UserError(f"weight: shape {shapes}")
             samples.append(s)
         if weight is not None:
             shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
@@ -375,6 +377,12 @@ def _shares(name: str, out: Tensor, s: Tensor) -> Tensor:
 
 def _is_packed(out: Any) -> bool:
     return isinstance(out, PackedSequence)
+
+
+def _by_sample(s: Tensor, shape: torch.Size) -> Tensor:
+    """Shares [rows] of an activation as those of samples [B], which have as many rows each, one after the other."""
+    folded = len(shape) == 1 and len(s) > shape[0] and len(s) % shape[0] == 0
+    return s.unflatten(0, (shape[0], -1)).sum(1) if folded else s
 
 
 def _added(total: Tensor, s: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedman.config import Config
 from fedman.data import Dataset, partition, validation
 from fedman.data.images import holds_images
 from fedman.errors import UserError
-from fedman.execution.base import is_large
+from fedman.execution.base import check_model, is_large
 from fedman.execution.choice import choose
 from fedman.execution.device import pick_precision
 from fedman.execution.executor import Executor
@@ -94,6 +94,7 @@ def build(
         held = validation.held_out(data.y_train, first.validation, first.partition_seed)
         data, split = validation.in_place_of_test(data, held), [validation.without(each, held) for each in split]
     models = [model if model is not None else initial_model(c.model, data, task, c.seed) for c in configs]
+    check_model(models[0])
     samples = on_device(data, device, data.augment if first.augment is None else first.augment, takes_ids(models[0]))
     layout = ParameterLayout.of(models[0])
     precision = pick_precision(first.precision, device, is_large(layout.size))
@@ -121,6 +122,8 @@ def build(
         samples.shape if samples.images else (),
         first.execution,
         sum(gradients(config, algorithms[0], len(samples.x)) for config in configs) if whole_run else 0,
+        max(config.zeta for config in configs),
+        any(len(part) != len(split[0][0]) or len(part) % first.batch_size for each in split for part in each),
     )
     if not execution.stacks and where.type == "cpu":
         chunk = 1

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError, describe
+from fedman.execution.training_pass import TrainingPass
+from fedman.models.parameters import copy_of
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
 from fedman.training.batches import Samples
@@ -36,7 +38,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     _check_ids(data, model, samples)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            output = copy.deepcopy(model).eval()(x)
+            output = copy_of(model).eval()(x.clone())
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
@@ -57,6 +59,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
             raise UserError(
                 f"task: {kind}'s {what} has {_got(value)} for {len(x)} samples; one number a sample is wanted"
             )
+    _check_parameters(model, x)
     figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
     if taken := [name for name in (*scores, *figures) if name in RESERVED]:
         raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
@@ -64,12 +67,54 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
 
 
+def _check_parameters(model: nn.Module, x: Tensor) -> None:
+    """That a forward pass computes with the parameters that it is given, and leaves them as they are."""
+    name, copied = type(model).__name__, copy_of(model).train()
+    given = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters() if p.requires_grad}
+    before = [p.detach().clone() for p in given.values()]
+    parameters = list(given.values())
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training gives them again
+        try:
+            with TrainingPass(None, None):
+                output = functional_call(copied, dict(given), (x.clone(),))
+        except UserError:
+            raise
+        except Exception as error:  # a user's module may raise anything
+            raise UserError(f"model: {name} fails in training mode ({describe(error)})") from error
+    for p, value, parameter in zip(parameters, before, given, strict=True):
+        if p._version or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
+            raise UserError(f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy")
+    known = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
+    given_ids = {id(p) for p in parameters}
+    for p in _leaves(output):
+        if id(p) not in given_ids:
+            what = f"its parameter {known[id(p)]}" if id(p) in known else "a trainable tensor that is no nn.Parameter"
+            how = "through a list, a function or another object" if id(p) in known else "and would not be trained"
+            raise UserError(
+                f"model: {name} reaches {what} {how}; use it as an attribute of its module, where clients put their own"
+            )
+
+
+def _leaves(output: object) -> Iterator[Tensor]:
+    """The tensors without a history from which autograd would compute gradients of an output."""
+    found = dict.fromkeys([output.grad_fn] if isinstance(output, Tensor) else [])
+    waiting = list(found)
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        new = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in found]
+        found |= dict.fromkeys(new)
+        waiting += new
+
+
 def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) -> None:
     """Say so where a client has a batch of one sample, and a batch-norm layer a single value a channel in it."""
     single = [k for k, part in enumerate(samples.parts) if batch_size == 1 or len(part) % batch_size == 1]
     if not single:
         return
-    played, parameter, found = copy.deepcopy(model).eval(), next(model.parameters()), []
+    played, parameter, found = copy_of(model).eval(), next(model.parameters()), []
 
     def note_single_value(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if args[0].numel() == args[0].shape[1]:

@@ -1,0 +1,95 @@
+"""Steps of training on two samples, before the first round: whether an execution serves a model, and as PyTorch would."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from fedman.errors import UserError
+from fedman.execution.base import Batch, Execution
+from fedman.execution.one_by_one import OneByOne
+from fedman.models.parameters import flatten, flatten_buffers
+from fedman.penalties import Penalty
+from fedman.tasks import Task
+
+Example = tuple[Tensor, Tensor]
+"""A small batch of inputs and targets on the device."""
+
+
+def refused(execution: Execution, example: Example, zeta: float) -> Exception | None:
+    """Why an execution cannot compute the gradients of two clients on this batch; None if it can."""
+    x, y = (torch.stack([v, v]) for v in example)
+    try:
+        _step(execution, Batch(x, y, key=torch.arange(2, device=x.device)), zeta)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's module may raise anything
+        return error
+    return None
+
+
+class Trial:
+    """The steps of two clients in float64, which are the same whatever computes them, up to rounding.
+
+    Where batches are `padded`, one of the clients has a sample less than the other. A model that does not take float64
+    passes.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Task, penalty: Penalty, example: Example, zeta: float, padded: bool
+    ) -> None:
+        self.parts, self.zeta = (model, task, penalty, "fp64"), zeta
+        order = torch.tensor([[0, -1, 0], [-1, 0, 0]])
+        x, y = (v.double() if v.is_floating_point() else v for v in (each[order.to(each.device)] for each in example))
+        weight = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]], dtype=torch.float64, device=x.device)
+        self.batch = Batch(x, y, weight if padded else None, torch.arange(2, device=x.device))
+        self.expected = self._steps(OneByOne, [self.batch])
+        self.repeats = self._as_expected(OneByOne, [self.batch])  # the same step once more is the same
+        if not self.repeats:
+            self.expected = None  # nothing can be compared
+
+    def agrees(self, kind: type[OneByOne]) -> bool:
+        """Whether an execution takes the steps of the plain module."""
+        return self._as_expected(kind, [self.batch])
+
+    def ignores_padding(self) -> bool:
+        """Whether the steps are those without the samples of padding."""
+        x, y, weight, key, _ = self.batch
+        alone = [Batch(x[i : i + 1, :n], y[i : i + 1, :n], None, key[i : i + 1]) for i, n in enumerate((3, 2))]
+        return weight is None or self._as_expected(OneByOne, alone)
+
+    def _as_expected(self, kind: type[OneByOne], batches: list[Batch]) -> bool:
+        if self.expected is None:
+            return True
+        found = self._steps(kind, batches)
+        if found is None:
+            return False
+        far = (found - self.expected).norm() > 1e-6 * self.expected.norm()
+        return not bool(far) and torch.equal(found.isnan(), self.expected.isnan())
+
+    def _steps(self, kind: type[OneByOne], batches: list[Batch]) -> Tensor | None:
+        """What the steps give as rows of the two clients; None where there is an error."""
+        execution = kind(*self.parts)
+        try:
+            return torch.cat([_step(execution, batch, self.zeta) for batch in batches])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a user's module may raise anything
+            return None
+
+
+def _step(execution: Execution, batch: Batch, zeta: float) -> Tensor:
+    """Gradient, loss, buffers and terms as one matrix, of models a little away from the start: there are many zeros."""
+    dtype = torch.float64 if execution.precision == "fp64" else torch.float32
+    w = flatten(execution.model).to(batch.y.device, dtype)
+    w = w + 0.01 * torch.arange(len(w), device=w.device, dtype=dtype).cos()
+    buffers = flatten_buffers(execution.model).to(w)
+    W = w.expand(len(batch.y), -1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of slow batching rules
+        batch = batch._replace(x=execution.prepare(batch.x), buffers=buffers.expand(len(W), -1))
+        gradient, loss, after = execution.gradient(W, batch, zeta)
+        terms = execution.penalty_terms(W, batch)
+    return torch.cat([gradient, torch.stack([loss, *terms.values()], 1), after], 1)
