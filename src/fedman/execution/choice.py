@@ -42,9 +42,9 @@ def choose(
     """The execution `wanted`, or with "auto" the fastest for chunks of `chunk` clients that serves the model.
 
     `example` is a small batch of inputs and targets on the device; `shape` is that of a stored image as the model sees
-    it, and () for other samples. `gradients` are those of single clients in the whole run. `zeta`
-    weighs the penalty, in one of several runs at least. `padded`: whether
-    clients are of unequal sizes or have partial batches, which a stack fills up. The choice depends on nothing else, so that the same run has the same bits.
+    it, and () for other samples. `gradients` are those of single clients in the whole run. `zeta` is the weight of the
+    penalty, of several runs the largest. `padded`: whether clients are of unequal sizes or have partial batches, which a
+    stack fills up. The choice depends on nothing else, so that the same run has the same bits.
     """
     parts = model, task, penalty, precision
     long = device.type == "cuda" and gradients >= COMPILE_FROM

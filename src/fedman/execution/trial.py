@@ -1,4 +1,4 @@
-"""Steps of training on two samples, before the first round: whether an execution serves a model, and as PyTorch would."""
+"""Steps of training on two samples, before the first round: whether an execution serves a model as PyTorch would."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ class Trial:
         x, y = (v.double() if v.is_floating_point() else v for v in (each[order.to(each.device)] for each in example))
         weight = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]], dtype=torch.float64, device=x.device)
         self.batch = Batch(x, y, weight if padded else None, torch.arange(2, device=x.device))
-        self.expected = self._steps(OneByOne, [self.batch])
-        self.repeats = self._as_expected(OneByOne, [self.batch])  # the same step once more is the same
+        plain = OneByOne(*self.parts)
+        self.expected = self._steps(plain, [self.batch])
+        self.repeats = self._as_expected(plain, [self.batch])  # the same step once more is the same
         if not self.repeats:
             self.expected = None  # nothing can be compared
 
     def agrees(self, kind: type[OneByOne]) -> bool:
         """Whether an execution takes the steps of the plain module."""
-        return self._as_expected(kind, [self.batch])
+        return self._as_expected(kind(*self.parts), [self.batch])
 
     def ignores_padding(self) -> bool:
         """Whether the steps are those without the samples of padding."""
         x, y, weight, key, _ = self.batch
         alone = [Batch(x[i : i + 1, :n], y[i : i + 1, :n], None, key[i : i + 1]) for i, n in enumerate((3, 2))]
-        return weight is None or self._as_expected(OneByOne, alone)
+        return weight is None or self._as_expected(OneByOne(*self.parts), alone)
 
-    def _as_expected(self, kind: type[OneByOne], batches: list[Batch]) -> bool:
+    def _as_expected(self, execution: OneByOne, batches: list[Batch]) -> bool:
         if self.expected is None:
             return True
-        found = self._steps(kind, batches)
+        found = self._steps(execution, batches)
         if found is None:
             return False
         far = (found - self.expected).norm() > 1e-6 * self.expected.norm()
         return not bool(far) and torch.equal(found.isnan(), self.expected.isnan())
 
-    def _steps(self, kind: type[OneByOne], batches: list[Batch]) -> Tensor | None:
+    def _steps(self, execution: OneByOne, batches: list[Batch]) -> Tensor | None:
         """What the steps give as rows of the two clients; None where there is an error."""
-        execution = kind(*self.parts)
         try:
             return torch.cat([_step(execution, batch, self.zeta) for batch in batches])
         except torch.OutOfMemoryError:

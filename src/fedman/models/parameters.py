@@ -1,8 +1,8 @@
 """A module's parameters as one flat vector: the only place that knows their order, shapes and names.
 
 A model is P numbers: its trained parameters in the order of `model.parameters()`, each flattened, joined one after the
-other; frozen ones (`requires_grad=False`) are constants of the module. The backward pass of `unflatten` is one concatenation. Its buffers, such as the running statistics of batch-norm, are a
-vector of their own, of Q numbers.
+other; frozen ones (`requires_grad=False`) are constants of the module. The backward pass of `unflatten` is one
+concatenation. Its buffers, such as the running statistics of batch-norm, are a vector of their own, of Q numbers.
 """
 
 from __future__ import annotations

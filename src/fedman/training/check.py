@@ -84,7 +84,9 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
             raise UserError(f"model: {name} fails in training mode ({describe(error)})") from error
     for p, value, parameter in zip(parameters, before, given, strict=True):
         if p._version or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
-            raise UserError(f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy")
+            raise UserError(
+                f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
+            )
     known = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
     given_ids = {id(p) for p in parameters}
     for p in _leaves(output):

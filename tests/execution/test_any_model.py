@@ -1,0 +1,422 @@
+"""Models as people have them: a client's gradient is that of loss.backward() in a plain loop, or a line says why."""
+
+import copy
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+import fedman
+from fedman.errors import UserError
+from fedman.execution.base import Batch
+from fedman.execution.choice import choose
+from fedman.execution.one_by_one import OneByOne
+from fedman.execution.trial import Trial
+from fedman.execution.vmapped import Vmapped
+from fedman.models.parameters import ParameterLayout, copy_of, flatten, flatten_buffers
+from fedman.penalties import MAN
+from fedman.tasks import Classification
+
+CLASSES = 3
+
+
+class Layers(nn.Module):
+    """Two layers of which a model of the cases below makes something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.b(self.hidden(x))
+
+    def hidden(self, x):
+        return self.a(x).relu()
+
+
+def frozen():
+    model = Layers()
+    model.a.requires_grad_(False)
+    return model
+
+
+class Indexed(Layers):
+    """A parameter of whole numbers, which cannot be trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(5, -1, -1), requires_grad=False)
+
+    def hidden(self, x):
+        return super().hidden(x[:, self.order])
+
+
+class Tabled(Layers):
+    """A constant that is no part of the state_dict, in a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mix", torch.randn(6, 6), persistent=False)
+
+    def hidden(self, x):
+        return super().hidden(x @ self.mix)
+
+
+class Tied(Layers):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Linear(6, 6)
+        self.c.weight = self.a.weight
+
+    def hidden(self, x):
+        return self.c(super().hidden(x)).relu()
+
+
+class Checkpointed(Layers):
+    def __init__(self, reentrant=False):
+        super().__init__()
+        self.reentrant = reentrant
+        self.part = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+
+    def hidden(self, x):
+        return checkpoint(self.part, super().hidden(x), use_reentrant=self.reentrant)
+
+
+class WritesToItsInput(Layers):
+    def hidden(self, x):
+        x -= x.mean(1, keepdim=True)
+        return super().hidden(x)
+
+
+class Keeping(Layers):
+    """Keeps an activation, as for a picture of it."""
+
+    def hidden(self, x):
+        self.last = super().hidden(x)
+        return self.last
+
+
+def called():
+    model = Keeping()
+    model(torch.randn(2, 6))
+    return model
+
+
+def pruned():
+    model = Layers()
+    prune.l1_unstructured(model.a, "weight", 0.5)
+    return model
+
+
+class Hooked(Layers):
+    """The gradient of an activation is changed on its way back, which vmap does not do."""
+
+    def hidden(self, x):
+        h = super().hidden(x)
+        if h.requires_grad:
+            h.register_hook(lambda g: 0.1 * g)
+        return h
+
+
+class Folded(Layers):
+    """Takes the parts of a sample for samples."""
+
+    def hidden(self, x):
+        return super().hidden(x.unflatten(1, (2, 3)).repeat(1, 1, 2).flatten(0, 1)).unflatten(0, (len(x), 2)).sum(1)
+
+
+class Words(nn.Module):
+    def __init__(self, layer=nn.Embedding, **how):
+        super().__init__()
+        self.table, self.head = layer(5, 6, **how), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        x = self.table(x)
+        return self.head((x.mean(1) if x.ndim == 3 else x).tanh())
+
+
+class InPlaceDropout(Layers):
+    """As MobileNetV3 ends."""
+
+    def hidden(self, x):
+        return F.dropout(F.hardswish(self.a(x), inplace=True), 1e-300, self.training, inplace=True)
+
+
+TRAINED = {
+    "frozen": frozen,
+    "whole numbers": Indexed,
+    "constant": Tabled,
+    "tied": Tied,
+    "checkpointed": Checkpointed,
+    "writes to its input": WritesToItsInput,
+    "called before": called,
+    "pruned": pruned,
+    "hook on an activation": Hooked,
+    "folded": Folded,
+    "in-place dropout": InPlaceDropout,
+    "padding": lambda: Words(padding_idx=1),
+    "padding from the end": lambda: Words(padding_idx=-2),
+    "sparse": lambda: Words(sparse=True),
+    "scaled": lambda: Words(scale_grad_by_freq=True, padding_idx=0),
+    "sparse bag": lambda: Words(nn.EmbeddingBag, sparse=True, mode="sum"),
+}
+ALONE = ("checkpointed", "hook on an activation")  # what vmap cannot do
+WITHOUT_MAN = ("in-place dropout",)  # a plain loop with the term fails
+
+
+def batches(model):
+    torch.manual_seed(1)
+    x = torch.randint(0, 5, (2, 4, 6)) if isinstance(model, Words) else torch.randn(2, 4, 6).double()
+    weight = torch.tensor([[0.25] * 4, [1 / 3] * 3 + [0.0]], dtype=torch.float64)
+    return Batch(x, torch.randint(0, CLASSES, (2, 4)), weight), (4, 3)
+
+
+def expected(model, x, y, zeta):
+    """The gradient of a plain step, in float64, as a vector of what is trained."""
+    model = copy_of(model).double().train()
+    man = fedman.ActivationNorm(model) if zeta else lambda: 0.0
+    loss = F.cross_entropy(model(x.clone()), y) + zeta * man()
+    loss.backward()
+    return torch.cat([p.grad.to_dense().flatten() for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("zeta", [0.0, 0.3])
+@pytest.mark.parametrize("kind", TRAINED)
+def test_gradients_are_those_of_pytorch(kind, zeta):
+    """The gradient at the second of two points: nothing is left over from the first. Stacked and padded, or alone."""
+    torch.manual_seed(0)
+    model = TRAINED[kind]()
+    if zeta and kind in WITHOUT_MAN:
+        zeta = 0.0
+    batch, sizes = batches(model)
+    moved, layout = copy_of(model).double(), ParameterLayout.of(model)
+    W = flatten(model).double() + torch.tensor([[0.5], [-0.5]]) * torch.arange(layout.size).cos()
+    buffers = flatten_buffers(model).double().expand(2, -1)
+    before = batch.x.clone()
+    for execution in [OneByOne] if kind in ALONE else [OneByOne, Vmapped]:
+        made = execution(model, Classification(), MAN(), "fp64")
+        for weights in (W + 1, W):
+            found, _, _ = made.gradient(weights, batch._replace(buffers=buffers), zeta)
+        assert torch.equal(batch.x, before)
+        for i, n in enumerate(sizes):
+            for name, v in layout.unflatten(W[i]).items():
+                moved.get_parameter(name).data.copy_(v)
+            wanted = expected(moved, batch.x[i, :n], batch.y[i, :n], zeta)
+            torch.testing.assert_close(found[i], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_what_a_model_is_stored_as_can_be_loaded(kind):
+    torch.manual_seed(0)
+    model = TRAINED[kind]()
+    w = torch.cat([flatten(model) + 1, flatten_buffers(model)])
+    other = copy_of(model)
+    other.load_state_dict(OneByOne(model, Classification(), MAN()).state_dict(w))
+    torch.testing.assert_close(flatten(other), flatten(model) + 1)
+    for (name, p), before in zip(other.named_parameters(), model.parameters(), strict=True):
+        assert p.requires_grad or torch.equal(p, before), name
+
+
+class Clamped(Layers):
+    def hidden(self, x):
+        self.a.weight.data.clamp_(-0.1, 0.1)
+        return super().hidden(x)
+
+
+class Listed(Layers):
+    def __init__(self):
+        super().__init__()
+        self.kept = [self.a.weight]
+
+    def hidden(self, x):
+        return F.linear(x, self.kept[0]).relu()
+
+
+class Enclosed(Layers):
+    def __init__(self):
+        super().__init__()
+        self.layer = lambda x: self.a(x).relu()
+
+    def hidden(self, x):
+        return self.layer(x)
+
+
+class Loose(Layers):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(6, requires_grad=True)
+
+    def hidden(self, x):
+        return super().hidden(x) * self.scale
+
+
+class Complex(Layers):
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+    def hidden(self, x):
+        return torch.fft.irfft(torch.fft.rfft(super().hidden(x)) * self.filter, n=6)
+
+
+class Locked(Layers):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Auxiliary(Layers):
+    """Has a second output in training, as GoogLeNet."""
+
+    def forward(self, x):
+        h = self.hidden(x)
+        return (self.b(h), h) if self.training else self.b(h)
+
+
+class OnlyFloat(Layers):
+    def hidden(self, x):
+        return super().hidden(x.float())
+
+
+def hooked():
+    model = Layers()
+    model.a.weight.register_hook(lambda g: g * 0)
+    return model
+
+
+def all_frozen():
+    return Layers().requires_grad_(False)
+
+
+REFUSED = {
+    "clamped": (Clamped, "Clamped's forward pass changes its parameter a.weight; let it compute with a copy"),
+    "in a list": (Listed, "Listed reaches its parameter a.weight through a list"),
+    "in a function": (Enclosed, r"Enclosed reaches its parameter a\.(weight|bias) through a list, a function"),
+    "no parameter": (Loose, r"Loose reaches a trainable tensor that is no nn.Parameter and would not be trained"),
+    "complex": (Complex, "filter is complex; keep its two parts"),
+    "a lock": (Locked, r"Locked cannot be copied \(TypeError: cannot pickle '_thread.lock'"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "0.weight has no shape yet; call Sequential on a batch first"),
+    "hook on a parameter": (hooked, "a.weight has a hook on its gradient, which no client would call"),
+    "TorchScript": (lambda: torch.jit.script(nn.Linear(6, 3)), "is or has a TorchScript module"),
+    "DataParallel": (
+        lambda: nn.DataParallel(Layers()),
+        "DataParallel spreads batches over GPUs; give the module in it",
+    ),
+    "tuple in training": (Auxiliary, "Auxiliary returns tuple in training mode; a tensor is wanted"),
+    "not in fp64": (OnlyFloat, r"a step of OnlyFloat fails \(RuntimeError: mat1 and mat2 must have the same dtype"),
+    "reentrant": (lambda: Checkpointed(True), "a step of Checkpointed fails .*When use_reentrant=True"),
+    "all frozen": (all_frozen, "Layers has no parameters to train"),
+    "max_norm": (lambda: Words(max_norm=1.0), "an embedding with max_norm changes its weights in the forward pass"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_trained_is_one_line(kind):
+    make, message = REFUSED[kind]
+    rng, words = np.random.default_rng(0), kind == "max_norm"
+    x = rng.integers(0, 5, (8, 6)) if words else rng.normal(size=(8, 6)).astype(np.float32)
+    y = np.arange(8) % CLASSES
+    keys = {"partition": "iid", "clients": 2, "rounds": 1, "precision": "fp64", "device": "cpu"}
+    with pytest.raises(UserError, match=rf"^model: .*{message}") as told:
+        fedman.run(dataset=(x, y, x, y), model=make(), **keys)
+    assert "\n" not in str(told.value)
+
+
+class Averaging(Layers):
+    """A buffer follows the mean of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def hidden(self, x):
+        h = super().hidden(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return h - self.mean
+
+
+class Stateful(Layers):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def hidden(self, x):
+        self.calls += 1
+        return super().hidden(x) * self.calls
+
+
+class Deep(Layers):
+    """Drops a layer or not, by a random number that is asked for."""
+
+    def hidden(self, x):
+        h = super().hidden(x)
+        return h if not self.training or torch.rand(()).item() < 0.5 else h + self.a(h)
+
+
+ODD = {
+    "averaging, padded": (Averaging, True, "plain", "execution: plain, since vmap pads clients of unequal sizes"),
+    "averaging, full": (Averaging, False, "vmap", None),
+    "hook": (Hooked, True, "plain", "execution: plain, since vmap gives other gradients of this model than PyTorch"),
+    "stateful": (Stateful, True, "vmap", "the model keeps something from one call to the next, or draws random"),
+    "random depth": (Deep, True, "plain", r"execution: plain, since vmap cannot stack this model: .*item\(\)"),
+    "simple": (Layers, True, "vmap", None),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_vmap_would_compute_otherwise_is_passed_on(kind):
+    make, padded, title, message = ODD[kind]
+    torch.manual_seed(0)
+    parts = make(), Classification(), MAN(), "fp32", torch.device("cpu")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        made = choose(*parts, 8, (torch.randn(2, 6), torch.tensor([0, 2])), (), padded=padded)
+    assert made.title == title
+    assert len(told) == (message is not None)
+    if message:
+        with pytest.warns(UserWarning, match=message):
+            warnings.warn(told[0].message, stacklevel=1)
+
+
+def test_a_model_that_does_not_take_float64_is_not_compared():
+    torch.manual_seed(0)
+    trial = Trial(OnlyFloat(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
+    assert trial.expected is None
+    assert trial.repeats
+    assert trial.agrees(Vmapped)
+    assert trial.ignores_padding()
+
+
+def test_a_dropout_that_begins_later_is_the_runs_own():
+    """A rate of zero in the first step does not mean that there are no masks to come."""
+
+    class Growing(Layers):
+        rate = 0.0
+
+        def hidden(self, x):
+            return F.dropout(super().hidden(x), type(self).rate, self.training)
+
+    torch.manual_seed(0)
+    execution, (batch, _) = OneByOne(Growing(), Classification(), MAN(), "fp64"), batches(None)
+    W = flatten(execution.model).double().expand(2, -1)
+    execution.gradient(W, batch, 0.0)
+    Growing.rate = 0.5
+    first, second = (execution.gradient(W, batch, 0.0)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_copy_shares_nothing():
+    model = called()
+    other = copy_of(model)
+    assert torch.equal(other.last, model.last)
+    assert other.last.grad_fn is None
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(model)
