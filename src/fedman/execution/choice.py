@@ -43,8 +43,8 @@ def choose(
 
     `example` is a small batch of inputs and targets on the device; `shape` is that of a stored image as the model sees
     it, and () for other samples. `gradients` are those of single clients in the whole run. `zeta` is the weight of the
-    penalty, of several runs the largest. `padded`: whether clients are of unequal sizes or have partial batches, which a
-    stack fills up. The choice depends on nothing else, so that the same run has the same bits.
+    penalty, of several runs the largest. `padded`: whether a stack fills clients up, as they are of unequal sizes or
+    have partial batches. The choice depends on nothing else, so that the same run has the same bits.
     """
     parts = model, task, penalty, precision
     long = device.type == "cuda" and gradients >= COMPILE_FROM

@@ -57,9 +57,9 @@ class Trial:
 
     def ignores_padding(self) -> bool:
         """Whether the steps are those without the samples of padding."""
-        x, y, weight, key, _ = self.batch
+        x, y, key = self.batch.x, self.batch.y, torch.arange(2, device=self.batch.y.device)
         alone = [Batch(x[i : i + 1, :n], y[i : i + 1, :n], None, key[i : i + 1]) for i, n in enumerate((3, 2))]
-        return weight is None or self._as_expected(OneByOne(*self.parts), alone)
+        return self.batch.weight is None or self._as_expected(OneByOne(*self.parts), alone)
 
     def _as_expected(self, execution: OneByOne, batches: list[Batch]) -> bool:
         if self.expected is None:

@@ -104,8 +104,8 @@ def _leaves(output: object) -> Iterator[Tensor]:
     waiting = list(found)
     while waiting:
         node = waiting.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
         new = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in found]
         found |= dict.fromkeys(new)
         waiting += new
