@@ -131,6 +131,15 @@ class Folded(Layers):
         return super().hidden(x.unflatten(1, (2, 3)).repeat(1, 1, 2).flatten(0, 1)).unflatten(0, (len(x), 2)).sum(1)
 
 
+class Differentiating(Layers):
+    """The gradient of an energy, computed in the forward pass."""
+
+    def hidden(self, x):
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            return torch.autograd.grad(super().hidden(z).tanh().sum(), z, create_graph=True)[0]
+
+
 class Words(nn.Module):
     def __init__(self, layer=nn.Embedding, **how):
         super().__init__()
@@ -159,6 +168,7 @@ TRAINED = {
     "pruned": pruned,
     "hook on an activation": Hooked,
     "folded": Folded,
+    "gradient inside": Differentiating,
     "in-place dropout": InPlaceDropout,
     "padding": lambda: Words(padding_idx=1),
     "padding from the end": lambda: Words(padding_idx=-2),
@@ -166,7 +176,7 @@ TRAINED = {
     "scaled": lambda: Words(scale_grad_by_freq=True, padding_idx=0),
     "sparse bag": lambda: Words(nn.EmbeddingBag, sparse=True, mode="sum"),
 }
-ALONE = ("checkpointed", "hook on an activation")  # what vmap cannot do
+ALONE = ("checkpointed", "hook on an activation", "gradient inside")  # what vmap cannot do
 WITHOUT_MAN = ("in-place dropout",)  # a plain loop with the term fails
 
 
@@ -298,7 +308,7 @@ REFUSED = {
     "clamped": (Clamped, "Clamped's forward pass changes its parameter a.weight; let it compute with a copy"),
     "in a list": (Listed, "Listed reaches its parameter a.weight through a list"),
     "in a function": (Enclosed, r"Enclosed reaches its parameter a\.(weight|bias) through a list, a function"),
-    "no parameter": (Loose, r"Loose reaches a trainable tensor that is no nn.Parameter and would not be trained"),
+    "no parameter": (Loose, "Loose's scale requires a gradient; make it an nn.Parameter to train it"),
     "complex": (Complex, "filter is complex; keep its two parts"),
     "a lock": (Locked, r"Locked cannot be copied \(TypeError: cannot pickle '_thread.lock'"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "0.weight has no shape yet; call Sequential on a batch first"),
@@ -420,3 +430,9 @@ def test_a_copy_shares_nothing():
     assert other.last.grad_fn is None
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)
+
+
+def test_a_gradient_inside_a_model_is_no_tensor_to_train():
+    x, y = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32), np.arange(8) % CLASSES
+    keys = {"partition": "iid", "clients": 2, "rounds": 1, "device": "cpu", "execution": "plain"}
+    assert fedman.run(dataset=(x, y, x, y), model=Differentiating(), **keys).summary["execution"] == "plain"

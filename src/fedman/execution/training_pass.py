@@ -203,7 +203,10 @@ class TrainingPass(TorchFunctionMode):
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
         rows, rest = divmod(len(x), len(self.weight))
         if rest:
-            raise NotImplementedError(f"batch-norm over {len(x)} rows of {len(self.weight)} samples")
+            raise UserError(
+                f"model: a layer has {len(x)} rows of {len(self.weight)} samples, and cannot tell which are padding; "
+                "execution=plain with device=cpu needs none"
+            )
         return (self.weight > 0).repeat_interleave(rows) if rows > 1 else self.weight > 0
 
     def instance_norm(

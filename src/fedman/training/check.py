@@ -87,15 +87,16 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
             raise UserError(
                 f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
             )
-    known = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
-    given_ids = {id(p) for p in parameters}
-    for p in _leaves(output):
-        if id(p) not in given_ids:
-            what = f"its parameter {known[id(p)]}" if id(p) in known else "a trainable tensor that is no nn.Parameter"
-            how = "through a list, a function or another object" if id(p) in known else "and would not be trained"
+    own = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
+    loose = {id(v): n for module in copied.modules() for n, v in vars(module).items() if isinstance(v, Tensor)}
+    for leaf in map(id, _leaves(output)):  # those that the forward pass made itself have no name
+        if leaf in own:
             raise UserError(
-                f"model: {name} reaches {what} {how}; use it as an attribute of its module, where clients put their own"
+                f"model: {name} reaches its parameter {own[leaf]} through a list, a function or another object; "
+                "use it as an attribute of its module, where clients put their own"
             )
+        if leaf in loose:
+            raise UserError(f"model: {name}'s {loose[leaf]} requires a gradient; make it an nn.Parameter to train it")
 
 
 def _leaves(output: object) -> Iterator[Tensor]:
