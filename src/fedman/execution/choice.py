@@ -109,6 +109,8 @@ def _first(
         error = refused(tried, example, zeta)
         if error is not None and kind is OneByOne:
             raise UserError(f"model: a step of {type(model).__name__} fails ({describe(error)})") from error
+        if kind is OneByOne and example[0].device.type == "cpu" and is_large(execution.parameters.size):
+            return execution  # neither stacked nor padded, and more steps would take seconds
         trial = trial or Trial(model, task, penalty, example, zeta, padded)
         if kind is OneByOne:
             _warn_of_odd_models(trial, stacked=False, device=example[0].device)
