@@ -53,6 +53,9 @@ def flatness(
     out: Annotated[
         Path | None, typer.Option(help="folder for the pictures", show_default="the run's, or that of all")
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="leave out models that have all these measurements already")
+    ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="only draw what has been measured")] = False,
     theory: Annotated[bool, typer.Option("--theory", help="check the paper's bounds on a small federation")] = False,
 ) -> None:
@@ -79,5 +82,6 @@ def flatness(
         starts=starts, steps=steps, seed=seed, precision=precision, batch_size=batch_size, keep_graphs=keep_graphs,
     )  # fmt: skip
     command.measure(
-        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, screen=screen
-    )
+        runs or [], request, models=models, samples=samples, device=device, data_dir=data_dir, out=out, screen=screen,
+        missing=missing,
+    )  # fmt: skip

@@ -291,3 +291,22 @@ def test_a_broken_model_is_named(runs, capsys):
     manifest.add(runs / "plain", "model.safetensors", (runs / "plain/model.safetensors").read_bytes())
     assert "loss: not finite" in refused(capsys, "plain", "--device", "cpu")
     assert not (runs / "plain/flatness.json").exists()
+
+
+def test_missing_leaves_out_what_has_been_measured(runs, capsys):
+    flatness("plain", "--top", "2", "--trace")
+    before = (runs / "plain/flatness.json").read_bytes()
+    capsys.readouterr()
+    flatness("plain", "man", "--top", "2", "--trace", "--missing")
+    assert capsys.readouterr().out.startswith("1 of 2 models are measured already")
+    assert (runs / "plain/flatness.json").read_bytes() == before
+    assert set(found(runs / "man")) == {"loss", "top", "trace"}
+    flatness("plain", "man", "--top", "2", "--trace", "--missing", "--model", "all,sel")
+    assert "2 of 4 models are measured already" in capsys.readouterr().out
+    assert set(found(runs / "plain", "sel")) == {"loss", "top", "trace"}
+    assert found(runs / "plain")["top"] == json.loads(before)["models"]["all"]["top"]
+    flatness("plain", "--density", "--missing")  # not measured yet
+    assert "0 of 1 models are measured already" in capsys.readouterr().out
+    flatness("plain", "man", "--missing")
+    assert "2 of 2 models are measured already" in capsys.readouterr().out
+    assert "directions top" in refused(capsys, "plain", "--landscape", "--directions", "top", "--missing")

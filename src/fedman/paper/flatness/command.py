@@ -60,27 +60,40 @@ def measure(
     data_dir: Path | None,
     out: Path | None,
     screen: Screen,
+    missing: bool = False,
 ) -> None:
-    """Measure every run. All input is checked before the first Hessian-vector product."""
+    """Measure every run. All input is checked before the first Hessian-vector product.
+
+    With `missing`, models are left out of which everything that is asked for has been measured, however it was made.
+    """
     device = pick_device(device)
     pick_precision(request.precision, device)
     folders = _distinct(folders)
     runs = [read_run(folder) for folder in folders]
+    known: dict[Path, dict[str, Measurements]] = {}
     for folder in folders:
-        if (folder / flatness_json.NAME).exists():
-            flatness_json.read(folder / flatness_json.NAME)
+        place = folder / flatness_json.NAME
+        known[folder] = flatness_json.read(place)["models"] if place.exists() else {}
         if not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: cannot write here")
+    if missing and request.landscape == "top":
+        raise UserError(
+            "missing: with directions top all runs are measured, as they share the first one's eigenvectors"
+        )
+    asked = set(request.measurements)
+    todo = [(run, which) for run in runs for which in models]
+    if missing:
+        todo = [(run, which) for run, which in todo if not asked <= known[run.folder].get(which, {}).keys()]
+        screen.say(f"{len(runs) * len(models) - len(todo)} of {len(runs) * len(models)} models are measured already")
     with screen.progress() as follow:
-        sources = dict.fromkeys(run.config.source for run in runs)
+        sources = dict.fromkeys(run.config.source for run, _ in todo)
         data = {(name, place): load(name, data_dir or place, follow) for name, place in sources}
         prepared = []
-        for run in runs:
+        for run, which in todo:
             selection = select_samples(run, data[run.config.source], samples)
-            for which in models:
-                model = restore(run, which, data[run.config.source])
-                check(request, model, selection)
-                prepared.append((run, which, model, selection))
+            model = restore(run, which, data[run.config.source])
+            check(request, model, selection)
+            prepared.append((run, which, model, selection))
         sizes = {sum(p.numel() for p in model.parameters()) for _, _, model, _ in prepared}
         if request.landscape == "top" and len(sizes) > 1:
             raise UserError("directions: top needs runs of one model, so that all can move along the same eigenvectors")

@@ -88,6 +88,12 @@ class Request:
         """The floating-point type of the arithmetic."""
         return PRECISIONS[self.precision]
 
+    @property
+    def measurements(self) -> list[str]:
+        """The measurements by name, the cheap ones first."""
+        names = ("top", "trace", "gauss_newton", "sharpness", "density", "layers", "clients", "landscape")
+        return ["loss", *(name for name in names if getattr(self, name))]
+
 
 def check(request: Request, model: nn.Module, which: Selection) -> None:
     """Raise an error for a request that this model on these samples cannot fulfil."""
@@ -127,24 +133,23 @@ class Measurer:
         self.hessian = Hessian(model, self.task.mean_loss, data, **self.options)
 
     def run(self) -> Iterator[tuple[str, Measured]]:
-        """Each measurement by name as soon as it is made, the cheap ones first, with how it was made."""
-        for name in ("loss", "top", "trace", "gauss_newton", "sharpness", "density", "layers", "clients", "landscape"):
-            if name == "loss" or getattr(self.request, name):
-                start = time.perf_counter()
-                found: Measured = getattr(self, name)()
-                yield (
-                    name,
-                    found
-                    | {
-                        "seconds": round(time.perf_counter() - start, 3),
-                        "samples": len(self.data[1]),
-                        "precision": self.request.precision,
-                        "batch_size": self.options["batch_size"],
-                        "device": device_name(self.device),
-                        "torch": torch.__version__,
-                        "version": version(),
-                    },
-                )
+        """Each measurement by name as soon as it is made, with how it was made."""
+        for name in self.request.measurements:
+            start = time.perf_counter()
+            found: Measured = getattr(self, name)()
+            yield (
+                name,
+                found
+                | {
+                    "seconds": round(time.perf_counter() - start, 3),
+                    "samples": len(self.data[1]),
+                    "precision": self.request.precision,
+                    "batch_size": self.options["batch_size"],
+                    "device": device_name(self.device),
+                    "torch": torch.__version__,
+                    "version": version(),
+                },
+            )
 
     def loss(self) -> Measured:
         """L and ‖∇L‖ at the model."""
