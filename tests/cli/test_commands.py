@@ -430,6 +430,11 @@ def test_what_the_library_does_not_import(module, others):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_help_explains_arguments(capsys):
+    main_ok(["results", "--help"])
+    assert "folders of runs, or results files" in capsys.readouterr().out
+
+
 def test_the_command_is_a_module_too():
     done = subprocess.run([sys.executable, "-m", "fedman", "--help"], check=True, capture_output=True, text=True)
     for algorithm in ALGORITHMS.values():
