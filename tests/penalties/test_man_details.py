@@ -28,6 +28,27 @@ def test_an_output_without_axes_is_one_sample() -> None:
     assert man.terms() == {"output": total.square()}
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("change", [lambda a: a.add_(1), lambda a: a.__setitem__(0, 1.0)])
+def test_an_activation_counts_as_it_was_before_a_change_in_place(change, grad: bool) -> None:
+    """And the output, which is the changed one, is a layer of its own."""
+    seen = []
+
+    def forward(x: Tensor) -> Tensor:
+        a = x.tanh()
+        seen[:] = [a.detach().square().mean()]
+        alias = a
+        change(a)
+        seen.append(a.detach().square().mean())
+        return alias
+
+    model = Functional(forward)
+    man = ActivationNorm(model)
+    with torch.set_grad_enabled(grad):
+        model(torch.randn(5, 4, dtype=torch.float64, requires_grad=True))
+    torch.testing.assert_close(man.terms(), dict(zip(["tanh#1", "output"], seen, strict=True)))
+
+
 def test_a_repeated_use_does_not_take_another_layers_name() -> None:
     """With a module named `relu#2`, the second use of `relu` gets another name."""
     model = nn.Sequential()

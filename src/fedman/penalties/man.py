@@ -145,18 +145,28 @@ class _Pass:
 
 
 class _FunctionalTaps(TorchFunctionMode):
-    """Active while the model runs: taps calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... too."""
+    """Active while the model runs: taps calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... too.
+
+    An activation that is changed in place after it was measured (`a += b`) becomes a new tensor.
+    """
 
     def __init__(self, man: ActivationNorm) -> None:
         super().__init__()
         self.man = man
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if not _refuses_change(args, error):
+                raise
+            out = _on_copy(func, args, kwargs or {})
         name, current = ACTIVATION_FUNCTIONS.get(func), self.man._running
-        if name is None or current is None or current.muted or self.man._functional is not self:
+        if current is None or current.muted or self.man._functional is not self:
             return out
-        if not out.is_floating_point():
+        if not torch.compiler.is_compiling() and args and args[0] is current.last and _writes(func):
+            current.last = None
+        if name is None or not out.is_floating_point():
             return out
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
             # Its recomputation in the backward pass saves less than the first run: the mode is off there.
@@ -188,6 +198,9 @@ class ActivationNorm:
 
     Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual.
     Functional activations inside a checkpointed part are refused.
+
+    An activation that the model then changes in place (`a += b`) counts as it was before; with `layers`, PyTorch
+    refuses the change.
     """
 
     def __init__(
@@ -329,6 +342,26 @@ class ActivationNorm:
             self._running.muted -= 1
         with torch._C.DisableTorchFunction():  # the tap's own calls need not go through the mode: 30 µs a layer
             return self._running.tap(name, out, z, measure, module=module)
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name: str = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def _refuses_change(args: Any, error: RuntimeError) -> bool:
+    """Whether autograd does not let a measured activation be changed in place, or, of `a[0] = 1`, a part of it."""
+    tapped = bool(args) and isinstance(args[0], Tensor) and "ActivationTap" in type(args[0].grad_fn).__name__
+    return "ActivationTap is a view" in str(error) or (tapped and "is a view and is being modified" in str(error))
+
+
+def _on_copy(func: Any, args: Any, kwargs: Any) -> Any:
+    """Change a measured activation in place: all that refer to it see the new values, and autograd keeps the old."""
+    changed = args[0].clone()
+    out = func(changed, *args[1:], **kwargs)
+    torch.utils.swap_tensors(args[0], changed)
+    return args[0] if out is changed else out
 
 
 def _choose(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, Measure | None]]:
