@@ -70,6 +70,7 @@ FITS = {
     "multi-label": (MultiLabel(), dataset(ROWS, LABELS), Linear(3)),
     "multi-label, as numbers": (MultiLabel(), dataset(ROWS, LABELS.astype(np.float32)), Linear(3)),
     "language model": (LanguageModel(), dataset(IDS, IDS, 7), Text()),
+    "more tokens than the text has": (LanguageModel(), dataset(IDS, IDS, 7), Text(tokens=9, outputs=9)),
 }
 
 
@@ -78,7 +79,8 @@ def test_what_fits(case):
     """Also the model that comes from a registry has as many outputs as the task says."""
     task, data, model = FITS[case]
     fit(task, data, model)
-    assert task.outputs(data) == {"more outputs than classes": 4}.get(case, [*model.parameters()][-1].numel())
+    more = {"more outputs than classes": 4, "more tokens than the text has": 7}
+    assert task.outputs(data) == more.get(case, [*model.parameters()][-1].numel())
 
 
 MISFITS = {

@@ -52,8 +52,6 @@ class LanguageModel(Task):
             raise UserError(
                 f"{data.name}: inputs {x.dtype} {x.shape} and targets {y.dtype} {y.shape} must both be ids [n, T]"
             )
-        if tuple(output_shape[1:]) != (x.shape[1], data.classes):
-            wanted = f"[B, {x.shape[1]}, {data.classes}]"
-            raise UserError(
-                f"model: gives an output of shape [B, {', '.join(map(str, output_shape[1:]))}]; wanted is {wanted}"
-            )
+        if len(output_shape) != 3 or output_shape[1] != x.shape[1] or output_shape[2] < data.classes:
+            given, wanted = ", ".join(map(str, output_shape[1:])), f"[B, {x.shape[1]}, V], V at least {data.classes}"
+            raise UserError(f"model: gives an output of shape [B, {given}]; wanted is {wanted}")
