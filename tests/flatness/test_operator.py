@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedman.errors import UserError
-from fedman.flatness import Hessian, Mean, operator
+from fedman.flatness import Hessian, Mean, layer_hessians, operator
 from tests.flatness.flat_cases import CASES, cnn, dense, dense_case, mlp, rows
 
 
@@ -80,6 +80,8 @@ def test_a_loss_without_curvature_and_unused_parameters_give_zeros() -> None:
     product = hessian(torch.ones(1, hessian.size))[0]
     assert product[:6].all()
     assert not product[6:].any()
+    blocks = layer_hessians(Partly(), F.mse_loss, (x, torch.zeros(len(x), 1)))
+    assert [bool(block.dense().any()) for _, block in blocks] == [True, False]
 
 
 def test_the_mean_operator_is_the_hessian_of_the_mean_loss() -> None:

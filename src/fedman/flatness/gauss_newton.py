@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedman.errors import UserError
 from fedman.flatness.data import call, map_tensors
-from fedman.flatness.operator import Curvature, scalar, vector_jacobian
+from fedman.flatness.operator import Curvature, gradient, scalar, vector_jacobian
 
 
 class Linearised(NamedTuple):
@@ -59,22 +59,13 @@ class GaussNewton(Curvature[Linearised]):
             kind = type(output).__name__
             raise UserError(f"model: its output is a {kind}; a tensor, or a tuple or mapping of tensors, is needed")
         loss = scalar(self.loss(output, y))
-        slopes = _gradient([loss], places)
+        slopes = gradient([loss], places)
         seeds = [torch.zeros_like(z).requires_grad_() for z in outputs]
         live = [(z, u) for z, u in zip(outputs, seeds, strict=True) if z.requires_grad]
-        transposed = _gradient([z for z, _ in live], self.weights, [u for _, u in live])
+        transposed = gradient([z for z, _ in live], self.weights, [u for _, u in live])
         return Linearised(outputs, seeds, transposed, places, slopes)
 
     def _product(self, graph: Linearised, row: Sequence[Tensor]) -> Sequence[Tensor]:
         moved = vector_jacobian(graph.transposed, graph.seeds, row)  # Jv
         bent = vector_jacobian(graph.slopes, graph.places, moved)  # HJv
         return vector_jacobian(graph.outputs, self.weights, bent)  # JᵀHJv
-
-
-def _gradient(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor] | None = None
-) -> Sequence[Tensor]:
-    """Differentiable ∇(outputs·vectors) by the inputs; zeros where nothing depends on them."""
-    if not any(t.requires_grad for t in outputs):
-        return [torch.zeros_like(t) for t in inputs]
-    return torch.autograd.grad(outputs, inputs, vectors, create_graph=True, materialize_grads=True)

@@ -149,7 +149,7 @@ class Hessian(Curvature[tuple[Tensor, Sequence[Tensor]]]):
     def _build(self, x: Any, y: Any) -> tuple[Tensor, Sequence[Tensor]]:
         """The loss and its differentiable gradient."""
         loss = scalar(self.loss(call(self.model, x), y))
-        return loss, torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
+        return loss, gradient([loss], self.weights)
 
     def _product(self, graph: tuple[Tensor, Sequence[Tensor]], row: Sequence[Tensor]) -> Sequence[Tensor]:
         return vector_jacobian(graph[1], self.weights, row)
@@ -236,6 +236,15 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in (torch.float32, torch.float64):
         raise UserError(f"dtype: {dtype}; torch.float32 and torch.float64 are allowed")
     return dtype
+
+
+def gradient(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor] | None = None
+) -> Sequence[Tensor]:
+    """Differentiable ∇(outputs·vectors) by the inputs; zeros where nothing depends on them."""
+    if not any(t.requires_grad for t in outputs):
+        return [torch.zeros_like(t) for t in inputs]
+    return torch.autograd.grad(outputs, inputs, vectors, create_graph=True, materialize_grads=True)
 
 
 def vector_jacobian(outputs: Sequence[Tensor], inputs: Sequence[Tensor], row: Sequence[Tensor]) -> Sequence[Tensor]:
