@@ -128,7 +128,7 @@ class Config(BaseModel):
     batch_norm: BatchNorm = Field(
         TRAINING.batch_norm, description="batch-norm layers: average them, or local, each client its own (FedBN)"
     )
-    lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate of round 0")
+    lr: Positive = Field(TRAINING.lr, description="η_0, local learning rate before decay and warm-up")
     lr_schedule: LrSchedule = Field(
         TRAINING.lr_schedule, description="of the rate over rounds: decay, constant, cosine"
     )

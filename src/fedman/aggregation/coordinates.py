@@ -59,7 +59,8 @@ class TrimmedMean(Coordinatewise):
     """The weighted mean without the clients that lie, even in part, in the outer `trim` of the weight at either end.
 
     With equal shares ⌈trim·S⌉ of S clients are left out at each end. Where nothing is left, the median is taken.
-    Bounded by the honest values as long as the hostile clients have at most `trim` of a cohort's weight.
+    Bounded by the honest values as long as the hostile clients have at most `trim` of a cohort's weight, and less than
+    half.
     """
 
     title = "trimmed mean"

@@ -30,7 +30,7 @@ class Local:
     """What all local steps of a round share."""
 
     lr: Tensor  # η_t, the decayed learning rate; a tensor so that a captured graph can replay with another value
-    lr0: float  # η_0, the learning rate of round 0
+    lr0: float  # η_0, the learning rate before decay and warm-up
     decay: float  # λ, the L2 weight decay
     clip: float  # C, the bound on the norm of a client's whole gradient
     p: Tensor  # [S, 1], p_k = n_k·N / Σn, a client's size relative to the mean (1 when balanced)
