@@ -148,6 +148,8 @@ def test_figures_of_a_test_set(case, batch):
     own = evaluator.by_client(each)
     assert len(own) == 2
     assert own[0] == pytest.approx(evaluator.grade([each[0], each[4]])[0][task.headline])
+    each[0][0] = each[4][0] = 0.0  # none of their positions counts
+    assert evaluator.by_client(each) == own[1:]
 
 
 @pytest.mark.parametrize("case", CASES)

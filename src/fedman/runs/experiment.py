@@ -241,8 +241,7 @@ class Run:
             **{figure: {name: found[figure] for name, (found, _) in graded.items()} for figure in names},
             "test_loss": {name: loss for name, (_, loss) in graded.items()},
         }
-        if scores.own is not None:
-            each = evaluator.by_client(scores.own.values())
+        if scores.own is not None and (each := evaluator.by_client(scores.own.values())):
             values["clients"] = spread(each, evaluator.task.higher_is_better) | ({"each": each} if last else {})
         return values
 

@@ -72,9 +72,9 @@ class Evaluator:
         return self.task.summarise(means), means["loss"]
 
     def by_client(self, scores: Sequence[Sequence[float]]) -> list[float]:
-        """The headline of every client that has test samples of its own, from `each` sample's scores."""
+        """The headline of every client with test samples of its own that count, from `each` sample's scores."""
         rows = ([scores[i] for i in part] for part in self.parts or ())
-        return [self.grade(own)[0][self.task.headline] for own in rows if own]
+        return [self.grade(own)[0][self.task.headline] for own in rows if any(weight for weight, *_ in own)]
 
     def _scores(self, w: Tensor, each: bool) -> Tensor:
         def part(lo: int) -> Tensor:
