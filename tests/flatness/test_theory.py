@@ -112,6 +112,9 @@ def test_a_violated_bound_says_so() -> None:
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(UserError, match="layer: '1' is no linear or plain conv layer of the model; those are 0, 2, 4"):
         layer_check(mlp(), F.cross_entropy, *rows(), "1")
+    for other in ({"groups": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}):
+        with pytest.raises(UserError, match="layer: '0' is no linear or plain conv layer"):
+            layer_check(nn.Sequential(nn.Conv2d(2, 2, 3, **other)), F.cross_entropy, *images(), "0")
     twice = nn.Linear(5, 5)
     with pytest.raises(UserError, match="layer: called 2 times in a forward pass"):
         layer_check(nn.Sequential(twice, twice), F.cross_entropy, *rows(), "0")

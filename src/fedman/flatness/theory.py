@@ -82,10 +82,15 @@ class Gershgorin:
 
 
 def layer_check(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, name: str) -> LayerCheck:
-    """The layer `name` (`Linear`, or `Conv2d` with one group and padding given as numbers) at the batch (x, y)."""
+    """The layer `name` (`Linear`, or `Conv2d` with one group and zero padding given as numbers) at the batch (x, y)."""
     model = copy_of(model).double().eval().requires_grad_(True)
     layer = dict(model.named_modules()).get(name)
-    plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str)
+    plain = (
+        isinstance(layer, nn.Conv2d)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
     if layer is None or not (plain or isinstance(layer, nn.Linear)):
         known = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
         raise UserError(f"layer: {name!r} is no linear or plain conv layer of the model; those are {', '.join(known)}")
