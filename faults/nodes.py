@@ -31,6 +31,8 @@ def run(tally: Tally, scratch: Path, small: bool) -> None:
         second_claimant(tally, stage)
     with federation(scratch / "replaced") as stage:
         in_the_owners_place(tally, stage)
+    with federation(scratch / "announced") as stage:
+        announced(tally, stage)
     roster(tally, scratch / "roster")
     for what, play in KILLED.items():
         with federation(scratch / play.__name__) as stage:
@@ -53,6 +55,22 @@ def mute(tally: Tally, stage: Stage) -> None:
     what = f"nodes that never answer delay a run by less than {MOST:g} s"
     tally.check(what, None if with_them < without + MOST else f"{with_them:.0f} s instead of {without:.0f} s")
     tally.note(what, f"{with_them:.1f} s with two of them, {without:.1f} s without")
+
+
+def announced(tally: Tally, stage: Stage) -> None:
+    """A reply that is announced at once and uploaded long after its time: it delays no round, and no other reply."""
+    words, timeout = WORDS.replace("rounds=3", "rounds=4"), 20
+    stage.tell(0, f"1 announce {3 * timeout}")  # the first that is asked for
+    out = stage.finish(f"{words} retries=0 round_timeout={timeout}")
+    records = RunFolder(out).read_rounds()
+    cohorts = [[k for k in record["cohort"] if k not in record["quarantined"]] for record in records]
+    what = "a reply that is announced and comes too late"
+    tally.check(f"{what}: the model as without it", problem(out, words, cohorts))
+    without = [t for t, cohort in enumerate(cohorts) if cohort != [*range(CLIENTS)]]
+    others = all({1, 2, 3} <= {*cohort} for cohort in cohorts)
+    tally.check(f"{what}: no other is refused", None if others and 1 in without else f"the clients are {cohorts}")
+    longest = max(record["seconds"] for record in records)
+    tally.check(f"{what}: no round is longer", None if longest < timeout + 5 else f"{longest:.0f} s")
 
 
 def second_claimant(tally: Tally, stage: Stage) -> None:

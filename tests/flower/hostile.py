@@ -2,8 +2,9 @@
 
 `app` is fedman's ClientApp for nodes with `hostile="FILE"` in their node config. The file says what the node does, in
 lines `ROUND KIND` for one round (counted from 0), or a line with a kind for all rounds. A kind is one of `KINDS`;
-`sleep SECONDS` for an honest reply that is late; `error` for an error with control characters in it; `forget` for the
-claim to have lost its memory. Otherwise the node is honest.
+`sleep SECONDS` for an honest reply that is late; `announce SECONDS` for one that is announced so long before it is
+uploaded; `error` for an error with control characters in it; `forget` for the claim to have lost its memory. Otherwise
+the node is honest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.app.message import array
 from flwr.clientapp import ClientApp
+from flwr.supernode.runtime import run_clientapp
 
 from fedman.flower import client
 from fedman.flower.messages import FIGURES, FORGOTTEN, REFUSED, REPLY, ROUND, UPLOAD
@@ -121,6 +123,10 @@ def train(message: Message, context: Context) -> Message:
     kind = planned(Path(str(context.node_config["hostile"])), message.content.config_records[ROUND]["round"])
     if kind.startswith("sleep "):
         time.sleep(float(kind.removeprefix("sleep ")))
+        kind = ""
+    if kind.startswith("announce "):
+        whole, seconds = run_clientapp.push_objects, float(kind.removeprefix("announce "))
+        run_clientapp.push_objects = lambda *given, **named: (time.sleep(seconds), whole(*given, **named))
         kind = ""
     if kind in ERRORS:
         return Message(ERRORS[kind], reply_to=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedman.execution.executor import Stopped
+from fedman.flower.incoming_reply import BadReply, IncomingReply
 from fedman.flower.messages import UNREADABLE
-from fedman.flower.reply_limit import ReplyTooLarge, reply_limit
 
 POLL_INTERVAL = 0.1  # seconds
 
@@ -20,36 +21,35 @@ POLL_INTERVAL = 0.1  # seconds
 class PendingReplies:
     """Messages that have been sent and not been answered, by a key of the caller's: a node or a client.
 
-    Replies are pulled one by one. One that cannot be unpacked, or that is larger than `limit` bytes, becomes an error
-    of its sender's; of a larger one no more than `limit` bytes are received.
+    A reply that is late, or only partly there, does not delay the others. One that cannot be unpacked, or that is
+    larger than `limit` bytes, becomes an error of its sender's.
     """
 
-    def __init__(self, grid: Grid, limit: int | None = None) -> None:
+    def __init__(self, grid: Grid, limit: float = math.inf) -> None:
         self.grid, self.limit = grid, limit
-        self.waiting: dict[int, Message] = {}
+        self.waiting: dict[int, IncomingReply] = {}
 
     def send(self, messages: Mapping[int, Message]) -> None:
         """Send the messages."""
         if messages:
             self.grid.push_messages(list(messages.values()))
-            self.waiting |= messages
+            self.waiting |= {key: IncomingReply(self.grid, message, self.limit) for key, message in messages.items()}
 
     def arrived(self) -> dict[int, Message]:
         """The replies that have arrived since the last call; does not wait."""
         replies = {}
-        for key, message in list(self.waiting.items()):
+        for key, incoming in list(self.waiting.items()):
             try:
-                with reply_limit(self.grid, self.limit):
-                    found = list(self.grid.pull_messages([message.metadata.message_id]))
+                reply = incoming.pull()
             except (httpx.HTTPError, OSError):
                 raise  # the SuperLink's fault, not the client's
-            except ReplyTooLarge as error:
-                found = [Message(Error(UNREADABLE, str(error)), reply_to=message)]
+            except BadReply as error:
+                reply = Message(Error(UNREADABLE, str(error)), reply_to=incoming.order)
             except Exception as error:
                 reason = f"its reply cannot be read ({type(error).__name__})"
-                found = [Message(Error(UNREADABLE, reason), reply_to=message)]
-            if found:
-                replies[key] = found[0]
+                reply = Message(Error(UNREADABLE, reason), reply_to=incoming.order)
+            if reply is not None:
+                replies[key] = reply
                 del self.waiting[key]
         return replies
 

@@ -1,0 +1,177 @@
+"""A reply is pulled part by part: nobody waits until it is complete, and its limit acts before bytes arrive."""
+
+import math
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fedman.flower import backend, incoming_reply, messages
+from fedman.flower.incoming_reply import BadReply, IncomingReply
+from fedman.flower.replies import PendingReplies
+from tests.flower.local_grid import LocalGrid
+
+
+class SuperLink:
+    """What a SuperLink answers to a grid: each reply once, and those of its objects that have been uploaded."""
+
+    def __init__(self):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.replies, self.objects, self.late, self.sent = {}, {}, set(), 0
+        self.grid = HttpGrid(token="token")
+        self.grid.set_run(Run.create_empty(1))
+        self.grid._client = RuntimeHttpClient("http://superlink")
+        self.grid._client._client = httpx.Client(transport=httpx.MockTransport(self.answer))
+
+    def incoming(self, arrays: dict[str, Array], limit: float = math.inf, node: int = 1) -> IncomingReply:
+        """The reply of a node, with these arrays."""
+        order = Message(RecordDict(), node, "train")
+        order.metadata.__dict__["_message_id"] = order.object_id
+        reply = Message(RecordDict({"upload": ArrayRecord(arrays)}), reply_to=order)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        self.replies[order.metadata.message_id] = reply
+        self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        return IncomingReply(self.grid, order, limit)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path, found = request.url.path, ConfirmMessageReceivedResponse()
+        if path.endswith("pull-messages"):
+            (name,) = PullAppMessagesRequest.FromString(request.content).message_ids
+            found = PullAppMessagesResponse()
+            if reply := self.replies.pop(name, None):
+                found.message_object_trees.append(get_object_tree(reply))
+                found.messages_list.append(message_to_proto(remove_content_from_message(reply)))
+        elif path.endswith("pull-object"):
+            name = PullObjectRequest.FromString(request.content).object_id
+            there = name in self.objects and name not in self.late
+            found = PullObjectResponse(object_found=name in self.objects, object_available=there)
+            found.object_content = self.objects[name] if there else b""
+        content = found.SerializeToString()
+
+        def body():
+            self.sent += len(content)
+            yield content
+
+        return httpx.Response(200, headers={"content-length": str(len(content))}, content=body())
+
+
+@pytest.fixture
+def superlink():
+    return SuperLink()
+
+
+def numbers(count: int) -> Array:
+    return Array(np.random.default_rng(0).integers(0, 256, count, np.uint8))
+
+
+def test_a_reply_is_complete_once_all_its_parts_are_there(superlink):
+    """The SuperLink announces it once, and its sender may take as long as it likes."""
+    incoming = superlink.incoming({"w": numbers(1000)})
+    superlink.late = set(superlink.objects)
+    for name in superlink.objects:
+        assert incoming.pull() is None
+        superlink.late.remove(name)
+    reply = incoming.pull()
+    assert np.array_equal(reply.content["upload"]["w"].numpy(), numbers(1000).numpy())
+    assert reply.metadata.message_id == incoming.name
+
+
+def test_a_reply_that_does_not_come_keeps_nobody_elses_from_being_read(superlink):
+    pending = PendingReplies(superlink.grid)
+    pending.waiting = {0: superlink.incoming({"w": numbers(100)})}
+    superlink.late = set(superlink.objects)
+    pending.waiting |= {k: superlink.incoming({"w": numbers(100 + k)}, node=k) for k in (1, 2)}
+    assert pending.arrived().keys() == {1, 2}
+    assert pending.waiting.keys() == {0}
+
+
+def test_a_reply_whose_upload_was_given_up_is_an_error_of_its_sender(superlink):
+    pending = PendingReplies(superlink.grid)
+    pending.waiting = {7: superlink.incoming({"w": numbers(100)})}
+    superlink.objects.clear()
+    assert pending.arrived()[7].error.reason == "reply: its upload was not completed"
+
+
+def test_a_reply_of_many_parts_takes_turns(superlink, monkeypatch):
+    monkeypatch.setattr(incoming_reply, "TURN", 0.0)
+    incoming = superlink.incoming({str(i): numbers(i) for i in range(1, 9)})
+    pulls = 1
+    while incoming.pull() is None:
+        pulls += 1
+    assert pulls == len(superlink.objects) + 1
+
+
+def test_a_part_beyond_the_limit_is_not_received(superlink):
+    """The limit is on all parts together."""
+    whole = superlink.incoming({"w": numbers(100_000), "v": numbers(100_001)})
+    assert whole.pull() is not None
+    small, superlink.sent = superlink.incoming({"w": numbers(100_000), "v": numbers(100_001)}, whole.received - 1), 0
+    with pytest.raises(BadReply, match=f"reply: has more than {whole.received - 1} bytes"):
+        small.pull()
+    assert superlink.sent < whole.received
+    most = max(map(len, superlink.objects.values()))
+    one, superlink.sent = superlink.incoming({"w": numbers(100_000)}, most - 1), 0
+    with pytest.raises(BadReply):
+        one.pull()
+    assert superlink.sent < 10_000
+
+
+@pytest.mark.parametrize(("copies", "good"), [(2, True), (1000, False)])
+def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, superlink):
+    """A few thousand bytes could be unpacked to a million."""
+    array = numbers(1000)
+    head, body = array.deflate().split(b"\0")
+    ids = b", ".join([b"0"] * copies)
+    incoming = superlink.incoming({"w": array}, limit=6000)
+    superlink.objects[array.object_id] = head + b"\0" + body.replace(b"[0]}", b"[" + ids + b"]}")
+    if good:
+        assert incoming.pull().content["upload"]["w"].data == 2 * array.data
+    else:
+        with pytest.raises(BadReply, match="has more than 12000 bytes when it is unpacked"):
+            incoming.pull()
+
+
+@pytest.mark.parametrize("size", [10, 5_000_000, 5_300_000, 12_000_000])
+def test_honest_arrays_of_every_size_pass(size, superlink):
+    """Two arrays, with the limit that the server sets for them."""
+    rng = np.random.default_rng(0)
+    arrays = {name: Array(rng.integers(0, 256, size, np.uint8)) for name in ("w", "v")}
+    assert superlink.incoming(arrays, int(1.1 * 2 * size) + backend.OTHER_BYTES).pull() is not None
+
+
+def test_other_calls_and_other_times_have_no_limit(superlink):
+    client = superlink.grid._client._client
+    with superlink.incoming({}, limit=-1)._limited(client):
+        client.post("http://superlink/v1/runtime/send-task-heartbeat")
+        with pytest.raises(BadReply):
+            client.post("http://superlink/v1/runtime/pull-object")
+    client.post("http://superlink/v1/runtime/pull-object")
+
+
+def test_a_reply_beyond_the_limit_is_an_error_of_its_sender(tmp_path):
+    grid = LocalGrid.of(2, tmp_path)
+    grid.alter = lambda query, reply: BadReply("too large") if query.metadata.dst_node_id == 100 else reply
+    pending = PendingReplies(grid, 1000)
+    content = RecordDict({messages.ROUND: ConfigRecord()})
+    pending.send({k: Message(content, 100 + k, "query", ttl=5.0) for k in range(2)})
+    arrived = pending.arrived()
+    assert (arrived[0].error.code, arrived[0].error.reason) == (messages.UNREADABLE, "too large")
+    assert arrived[1].has_content()
+
+
+def test_the_proxys_limit_is_above_every_honest_request():
+    """docs/flower-tls.md: client_max_body_size 6m, as Flower sends arrays in parts."""
+    records = RecordDict({"upload": ArrayRecord({"w": Array(np.zeros(5_000_000, np.float32))})})
+    sizes = [len(part.deflate()) for part in get_all_nested_objects(records).values()]
+    assert len(sizes) == 6
+    assert max(sizes) < 6 * 2**20 - 10_000
