@@ -7,16 +7,19 @@ from collections import Counter
 
 import pytest
 import torch
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from torch import nn
 
 from fedman.algorithms import ALGORITHMS
 from fedman.config import resolve
 from fedman.data import load
 from fedman.errors import TooFew, UserError
-from fedman.flower import roster
+from fedman.flower import backend, roster
 from fedman.flower.messages import ROUND
+from fedman.flower.replies import PendingReplies
 from fedman.flower.server import refuse_simulated, serve
 from fedman.flower.server_options import ServerOptions
-from fedman.runs import experiment
+from fedman.runs import build, experiment
 from fedman.runs.folder import RunFolder
 from fedman.training.federation import Federation
 from tests.federations import forget, simulator
@@ -98,6 +101,39 @@ def test_bytes_that_are_sent_and_received(tmp_path):
     size = sum(v.numel() for v in result.models["all"].values()) * 4
     assert [r["bytes_up"] for r in result.rounds] == [5 * size] * 2
     assert [r["bytes_down"] for r in result.rounds] == [5 * 2 * (size + 128)] * 2  # 128: numpy's header
+
+
+def test_an_honest_reply_is_within_the_limit_on_its_bytes(tmp_path, monkeypatch):
+    """Also of a model whose buffers are larger than its parameters."""
+
+    class Tabular(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+            self.register_buffer("table", torch.randn(500, 64))
+
+        def forward(self, x):
+            return self.linear(x.flatten(1) + self.table.mean(0))
+
+    sizes, limits = [], []
+
+    class Noted(PendingReplies):
+        def __init__(self, grid, limit):
+            limits.append(limit)
+            super().__init__(grid, limit)
+
+    monkeypatch.setattr(backend, "PendingReplies", Noted)
+    monkeypatch.setattr(build, "initial_model", lambda *given: Tabular())
+    grid = LocalGrid.of(5, tmp_path / "memory")
+
+    def weigh(order, reply):
+        parts = get_all_nested_objects(reply.content).values()
+        sizes.append(sum(len(part.deflate()) for part in parts))
+        return reply
+
+    grid.alter = train_only(weigh)
+    play(settings(algorithm="feddc", rounds=1), tmp_path, grid)
+    assert 130_000 < max(sizes) < limits[0] < 2 * max(sizes)
 
 
 def test_without_last_nothing_is_kept_of_clients_and_the_model_is_the_same(tmp_path):

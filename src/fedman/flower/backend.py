@@ -210,8 +210,8 @@ class FlowerBackend:
         of its clients, nor for ever for new ones: time enough for one to answer, and for the one whose place it takes.
         """
         roster, timeout, start = self.roster, self.service.round_timeout, time.monotonic()
-        nbytes = next(iter(expected.values())).theta.nbytes
-        pending = PendingReplies(roster.grid, int(1.1 * len(self.exchange.up) * nbytes) + OTHER_BYTES)
+        nbytes = next(iter(expected.values())).nbytes
+        pending = PendingReplies(roster.grid, int(1.1 * nbytes) + OTHER_BYTES)
         answers: dict[int, Message] = {}
         keys: dict[int, str] = {}
         ends: dict[int, float] = {}

@@ -65,6 +65,11 @@ class Expected:
     buffers: np.ndarray | None = None  # [Q], those that were sent; None: the model has none
     own: np.ndarray | None = None  # [P]: entries that the client keeps, which lie anywhere; None: none
 
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays in the upload."""
+        return len(self.arrays) * self.theta.nbytes + (0 if self.buffers is None else self.buffers.nbytes)
+
 
 @dataclass(frozen=True)
 class Reply:
