@@ -22,12 +22,28 @@ def start(out, grid=None, **config):
     [
         ("dataset=digits quorum=2", "exit 2: quorum: should be less than or equal to 1, not '2'"),
         ("dataset='digits", "exit 2: settings: .* is not a list of words"),
-        ("dataset=digits clients=2 wait=0.1", "exit 4: 0 of 2 clients are there after 0.1 s; missing: 0, 1"),
+        ("dataset=digits", "exit 2: .*: holds a run already"),
     ],
 )
-def test_a_failure_is_shown_and_recorded_with_its_exit_code(settings, message, tmp_path):
-    with pytest.raises(Failed, match=message) as error:
+def test_bad_input_is_shown_and_writes_nothing(settings, message, tmp_path):
+    """Not even into the folder of another run, which may go on or be done."""
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(Failed, match=message):
         start(tmp_path, settings=settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_a_folder_that_cannot_be_used_is_bad_input(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Failed, match=r"exit 2: .*/file/failed.json: cannot be written: Not a directory"):
+        start(tmp_path / "file", settings="dataset=digits")
+    with pytest.raises(Failed, match=r"exit 2: .*/empty: holds no run that could be resumed"):
+        start(tmp_path / "empty", resume=True)
+
+
+def test_a_failure_is_shown_and_recorded_with_its_exit_code(tmp_path):
+    with pytest.raises(Failed, match=r"exit 4: 0 of 2 clients are there after 0.1 s; missing: 0, 1") as error:
+        start(tmp_path, settings="dataset=digits clients=2 wait=0.1")
     failed = json.loads((tmp_path / "failed.json").read_text())
     assert str(error.value) == f"exit {failed['exit']}: {failed['reason']}"
 

@@ -17,7 +17,7 @@ from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import serve
 from fedman.flower.server_options import OPTIONS_FILE, split_options
 from fedman.paper.presets import find_preset
-from fedman.runs.atomic import write_json
+from fedman.runs.atomic import write_json, writing
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Headline, RoundRecord, figures
 from fedman.runs.signals import stop_on_signal
@@ -32,12 +32,14 @@ class Failed(Exception):
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Read the run's configuration and run it. A failure is also written to OUT/failed.json."""
+    """Read the run's configuration and run it. Why it ended early is also written to OUT/failed.json; bad input writes
+    nothing, as OUT may hold another run."""
     given = context.run_config
     out = Path(str(given["out"])).expanduser()
     failed = out / "failed.json"
-    failed.unlink(missing_ok=True)
     try:
+        with writing(failed):
+            failed.unlink(missing_ok=True)
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
         stop = threading.Event()
@@ -51,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
         code, reason = EXIT_CODES.get(type(error), 0), str(error)
         if isinstance(error, Interrupted):
             code, reason = 128 + error.signum, f"interrupted; {out} holds the rounds so far; continue with resume=true"
-        if out.is_dir():
+        if code != EXIT_CODES[UserError] and out.is_dir():
             write_json(failed, {"exit": code, "reason": reason})
         raise Failed(f"exit {code}: {reason}") from None
 
@@ -72,7 +74,11 @@ def _values(settings: str, out: Path, resume: bool) -> dict[str, object]:
         given = overrides(shlex.split(settings))
     except ValueError as error:
         raise UserError(f"settings: {settings!r} is not a list of words ({error})") from None
-    return {**given} if given or not resume else {**RunFolder(out).read_config(), **read_toml(out / OPTIONS_FILE)}
+    if given or not resume:
+        return {**given}
+    folder = RunFolder(out)
+    folder.refuse_unused()
+    return {**folder.read_config(), **read_toml(out / OPTIONS_FILE)}
 
 
 def _print_round(record: RoundRecord) -> None:
