@@ -1,5 +1,8 @@
 """Clients with data of their own: an .npz, a folder of pictures; what does not fit is refused in one line."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -100,6 +103,25 @@ def test_the_server_cannot_name_a_file_on_a_client(tmp_path):
         del node["data"]
     with pytest.raises(TooFew, match="data: the run has no public data set; start this node with data=PATH"):
         serve(grid, config, options.model_copy(update={"sizes": None}), out=tmp_path / "out", device="cpu")
+
+
+def test_a_node_whose_part_of_a_public_data_set_has_another_size_is_refused(tmp_path, monkeypatch):
+    """Its copy of the data, or its fedman or numpy, is another one; the parts would overlap."""
+
+    def there(name, folder):
+        data = load(name)
+        return replace(data, x_train=data.x_train[:900], y_train=data.y_train[:900]) if folder == "other" else data
+
+    monkeypatch.setattr(worker, "load", there)
+    grid = LocalGrid.of(3, tmp_path / "memory")
+    grid.nodes[101]["data-dir"] = "other"
+    config = resolve({"dataset": "digits", "clients": 3, "participation": 1.0, "rounds": 1, "unbalanced": 0.3})
+    options = ServerOptions(wait=5.0, round_timeout=5.0, retries=0)
+    (record,) = serve(grid, config, options, out=tmp_path / "out", device="cpu").rounds
+    assert record["quarantined"] == [1]
+    assert re.match(
+        r"the client says: partition: client 1 has \d+ samples here, the server knows", record["refused"]["1"]
+    )
 
 
 def test_a_folder_of_pictures(tmp_path):

@@ -72,6 +72,11 @@ def _federation(built: Built, order: Order, own: bool) -> Federation:
     parts = federation.samples.parts
     if not own and order.client >= len(parts):
         raise UserError(f"partition-id: {order.client} is not one of the run's clients, 0 to {len(parts) - 1}")
+    if not own and federation.relative_size[order.client].item() != order.relative_size:
+        raise UserError(
+            f"partition: client {order.client} has {len(parts[order.client])} samples here, the server knows another "
+            "number; it and this node need the same data set and the same versions of fedman and numpy"
+        )
     part = parts[0 if own else order.client]
     return replace(
         federation,
