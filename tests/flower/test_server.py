@@ -441,6 +441,15 @@ def test_nothing_is_written_before_all_clients_have_joined(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
+def test_a_resumed_run_with_other_fixed_options_is_refused_before_clients_are_waited_for(tmp_path):
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: None if about(order)[0] == 1 else reply)
+    with pytest.raises(TooFew):
+        play(settings(), tmp_path, grid)
+    with pytest.raises(UserError, match="holds a run of another configuration; keep_last differ"):
+        play(settings(), tmp_path, LocalGrid({}), FAST.model_copy(update={"keep_last": False}), resume=True)
+
+
 def test_a_validation_part_is_refused():
     with pytest.raises(UserError, match=r"validation: 0\.1 is for `fedman run` and `sweep`; on Flower the training"):
         refuse_simulated(resolve({"validation": 0.1}))

@@ -8,7 +8,7 @@ import pytest
 
 from fedman.config import read_toml
 from fedman.errors import UserError
-from fedman.flower.server_options import OPTIONS_FILE, ServerOptions, save_options, split_options
+from fedman.flower.server_options import OPTIONS_FILE, ServerOptions, refuse_changed, save_options, split_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,8 +36,9 @@ def test_a_wrong_value_is_named():
 
 def test_a_resumed_run_keeps_its_fixed_options(tmp_path):
     options = ServerOptions(sizes=(12, 9), keep_last=False)
-    save_options(tmp_path, options, resume=False)
+    refuse_changed(tmp_path, options)
+    save_options(tmp_path, options)
     assert ServerOptions.model_validate(read_toml(tmp_path / OPTIONS_FILE)) == options
     with pytest.raises(UserError, match="holds a run of another configuration; sizes, keep_last differ"):
-        save_options(tmp_path, ServerOptions(), resume=True)
-    save_options(tmp_path, options.model_copy(update={"wait": 1.0}), resume=True)
+        refuse_changed(tmp_path, ServerOptions())
+    refuse_changed(tmp_path, options.model_copy(update={"wait": 1.0}))

@@ -23,7 +23,7 @@ from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
-from fedman.flower.server_options import ServerOptions, save_options
+from fedman.flower.server_options import ServerOptions, refuse_changed, save_options
 from fedman.parts import hyperparameters
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
@@ -80,13 +80,15 @@ def serve(
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
         backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
         folder = stack.enter_context(RunFolder(out))
+        if resume:
+            refuse_changed(folder.path, service)
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
         try:
             roster.wait(service.wait)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
-        save_options(folder.path, service, resume)
+        save_options(folder.path, service)
         state = federation.start(store, keep_all=service.keep_last)
         run = stack.enter_context(Run(config, federation, state, built, folder, resume, progress, warn))
         (result,) = play([run], backend, caught)

@@ -58,13 +58,17 @@ FIXED = ("sizes", "keep_last")
 """Keys that a resumed run cannot change."""
 
 
-def save_options(folder: Path, options: ServerOptions, resume: bool) -> None:
-    """Write the options into the run's folder; refuse to resume a run whose fixed options were others."""
-    if resume and (folder / OPTIONS_FILE).exists():
+def refuse_changed(folder: Path, options: ServerOptions) -> None:
+    """Refuse to resume the run in a folder, if there is one, with other fixed options than it has."""
+    if (folder / OPTIONS_FILE).exists():
         before = ServerOptions.model_validate(read_toml(folder / OPTIONS_FILE))
         changed = [key for key in FIXED if getattr(before, key) != getattr(options, key)]
         if changed:
             raise UserError(f"{folder}: holds a run of another configuration; {', '.join(changed)} differ")
+
+
+def save_options(folder: Path, options: ServerOptions) -> None:
+    """Write the options into the run's folder."""
     write_toml(folder / OPTIONS_FILE, options.model_dump(exclude_none=True))
 
 
