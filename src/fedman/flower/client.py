@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.app.message import Array
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from pydantic import ValidationError
 
