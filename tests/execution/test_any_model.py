@@ -14,8 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import fedman
 from fedman.errors import UserError
+from fedman.execution import branches, stackable
 from fedman.execution.base import Batch
+from fedman.execution.branches import Branches, Stack
 from fedman.execution.choice import choose
+from fedman.execution.compiled import trace
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.trial import Trial
 from fedman.execution.vmapped import Vmapped
@@ -228,6 +231,28 @@ def test_gradients_are_those_of_pytorch(kind, zeta):
                 moved.get_parameter(name).data.copy_(v)
             wanted = expected(moved, batch.x[i, :n], batch.y[i, :n], zeta)
             torch.testing.assert_close(found[i], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("execution", [Branches, Stack])
+@pytest.mark.parametrize("kind", TRAINED)
+def test_what_is_compiled_computes_the_same(kind, execution, monkeypatch):
+    """The graph as it was traced: a C++ compiler would take minutes."""
+    if kind in ALONE and execution is Stack:
+        pytest.skip("is refused, see below")
+    monkeypatch.setattr(branches, "compile_graph", trace)
+    monkeypatch.setattr(stackable, "applies", lambda W: True)
+    monkeypatch.setattr(Stack, "sizes", (2, 1))
+    torch.manual_seed(0)
+    model = TRAINED[kind]()
+    W = flatten(model).double() + torch.tensor([[0.5], [-0.5]]) * torch.arange(len(flatten(model))).cos()
+    batch = batches(model)[0]._replace(buffers=flatten_buffers(model).double().expand(2, -1), key=torch.arange(2))
+    parts = model, Classification(), MAN(), "fp64"
+    plain, compiled = OneByOne(*parts), execution(*parts, compiled=True)
+    for weights in (W + 1, W):
+        found, expected = (made.gradient(weights, batch, 0.3) for made in (compiled, plain))
+    assert compiled.compiled
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", TRAINED)

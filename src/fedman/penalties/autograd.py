@@ -29,7 +29,9 @@ def tap(a: Tensor, z: object = None) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():  # the compiler fuses the plain formula
         rows = a.float() if a.dtype in HALF else a
         rows = rows.reshape(*a.shape[:2], -1) if a.ndim > 1 else rows.reshape(-1, 1, 1)
-        return a, rows.square().sum(-1).sum(-1) / a.numel()  # of a channel at first, in any order in memory
+        s = rows.square().sum(-1).sum(-1) / a.numel()  # of a channel at first, in any order in memory
+        # a copy takes later hooks and changes in place; inductor drops it, but not always from halves that dynamo makes
+        return (a if torch.compiler.is_dynamo_compiling() else a.clone()), s
     keep, entries = min(a.ndim, 1), max(a.numel(), 1)
     if transforms_active():
         return ActivationTap.apply(a, None, keep, entries)

@@ -448,7 +448,7 @@ def _frames(code: CodeType) -> Iterator[FrameType]:
 
 def _recomputing() -> bool:
     """Whether this is a recomputation of gradient checkpointing, inside the backward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _refuse_replica(module: nn.Module) -> None:
