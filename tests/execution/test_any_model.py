@@ -387,6 +387,14 @@ class Averaging(Layers):
         return h - self.mean
 
 
+class OnlyFloatHooked(OnlyFloat, Hooked):
+    pass
+
+
+class OnlyFloatAveraging(OnlyFloat, Averaging):
+    pass
+
+
 class Stateful(Layers):
     def __init__(self):
         super().__init__()
@@ -409,6 +417,8 @@ ODD = {
     "averaging, padded": (Averaging, True, "plain", "execution: plain, since vmap pads clients of unequal sizes"),
     "averaging, full": (Averaging, False, "vmap", None),
     "hook": (Hooked, True, "plain", "execution: plain, since vmap gives other gradients of this model than PyTorch"),
+    "hook, in float32": (OnlyFloatHooked, True, "plain", "execution: plain, since vmap gives other gradients"),
+    "averaging, in float32": (OnlyFloatAveraging, True, "plain", "execution: plain, since vmap pads clients"),
     "stateful": (Stateful, True, "vmap", "the model keeps something from one call to the next, or draws random"),
     "random depth": (Deep, True, "plain", r"execution: plain, since vmap cannot stack this model: .*item\(\)"),
     "simple": (Layers, True, "vmap", None),
@@ -430,10 +440,11 @@ def test_what_vmap_would_compute_otherwise_is_passed_on(kind):
             warnings.warn(told[0].message, stacklevel=1)
 
 
-def test_a_model_that_does_not_take_float64_is_not_compared():
+def test_a_model_that_does_not_take_float64_is_compared_in_float32():
     torch.manual_seed(0)
     trial = Trial(OnlyFloat(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
-    assert trial.expected is None
+    assert trial.expected is not None
+    assert trial.expected.dtype == torch.float32
     assert trial.repeats
     assert trial.agrees(Vmapped)
     assert trial.ignores_padding()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedman.errors import UserError
 from fedman.execution.base import Batch, Execution
+from fedman.execution.device import matmul_precision
 from fedman.execution.one_by_one import OneByOne
 from fedman.models.parameters import flatten, flatten_buffers
 from fedman.penalties import Penalty
@@ -30,23 +31,31 @@ def refused(execution: Execution, example: Example, zeta: float) -> Exception | 
     return None
 
 
-class Trial:
-    """The steps of two clients in float64, which are the same whatever computes them, up to rounding.
+PRECISIONS = {"fp64": (torch.float64, 1e-6), "fp32": (torch.float32, 1e-4)}
+"""In which steps are compared, the first that a model takes, and how far apart they may be."""
 
-    Where batches are `padded`, one of the clients has a sample less than the other. A model that does not take float64
-    passes.
+
+class Trial:
+    """The steps of two clients in float64, which are the same whatever computes them, up to rounding; of a model that
+    does not take float64 in float32.
+
+    Where batches are `padded`, one of the clients has a sample less than the other.
     """
 
     def __init__(
         self, model: nn.Module, task: Task, penalty: Penalty, example: Example, zeta: float, padded: bool
     ) -> None:
-        self.parts, self.zeta = (model, task, penalty, "fp64"), zeta
-        order = torch.tensor([[0, -1, 0], [-1, 0, 0]])
-        x, y = (v.double() if v.is_floating_point() else v for v in (each[order.to(each.device)] for each in example))
+        order, self.zeta = torch.tensor([[0, -1, 0], [-1, 0, 0]]), zeta
+        x, y = (each[order.to(each.device)] for each in example)
         weight = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]], dtype=torch.float64, device=x.device)
-        self.batch = Batch(x, y, weight if padded else None, torch.arange(2, device=x.device))
-        plain = OneByOne(*self.parts)
-        self.expected = self._steps(plain, [self.batch])
+        whole = Batch(x, y, weight if padded else None, torch.arange(2, device=x.device))
+        for precision, (dtype, self.tolerance) in PRECISIONS.items():
+            self.parts = model, task, penalty, precision
+            self.batch = Batch._make(v.to(dtype) if v is not None and v.is_floating_point() else v for v in whole)
+            plain = OneByOne(*self.parts)
+            self.expected = self._steps(plain, [self.batch])
+            if self.expected is not None:
+                break
         self.repeats = self._as_expected(plain, [self.batch])  # the same step once more is the same
         if not self.repeats:
             self.expected = None  # nothing can be compared
@@ -67,9 +76,10 @@ class Trial:
         found = self._steps(execution, batches)
         if found is None:
             return False
-        far = (found - self.expected).norm() > 1e-6 * self.expected.norm()
+        far = (found - self.expected).norm() > self.tolerance * self.expected.norm()
         return not bool(far) and torch.equal(found.isnan(), self.expected.isnan())
 
+    @matmul_precision("fp32")
     def _steps(self, execution: OneByOne, batches: list[Batch]) -> Tensor | None:
         """What the steps give as rows of the two clients; None where there is an error."""
         try:
