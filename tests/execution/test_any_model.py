@@ -450,6 +450,13 @@ def test_a_model_that_does_not_take_float64_is_compared_in_float32():
     assert trial.ignores_padding()
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_vmap_takes_row_by_row_is_no_news():
+    model = Words(nn.EmbeddingBag, mode="sum")
+    W = flatten(model).double().expand(2, -1)
+    Vmapped(model, Classification(), MAN(), "fp64").gradient(W, batches(model)[0], 0.0)
+
+
 def test_a_dropout_that_begins_later_is_the_runs_own():
     """A rate of zero in the first step does not mean that there are no masks to come."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,6 +29,8 @@ class Vmapped(OneByOne):
 
     def __init__(self, model: nn.Module, task: Task, penalty: Penalty, precision: str = "fp32") -> None:
         super().__init__(model, task, penalty, precision)
+        # of operations that vmap takes row by row, as the plain module does
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         for copied in (self._plain, self._tapped, self._evaluated):
             unroll(copied)
 
