@@ -91,6 +91,15 @@ def test_windows_are_mirrored_padded_crops():
     assert moved > 5
 
 
+@pytest.mark.parametrize("x", [torch.randn(20, 4), torch.arange(60).reshape(20, 3)])
+def test_samples_that_are_no_images_are_read_where_they_lie(x):
+    index, sample = torch.tensor([[3, 5, 7], [8, 0, 1]]), torch.tensor([[2, 0], [1, 1]])
+    windows = Windows(normalise(x[index], (), (), torch.float64), images=False, augment=False)
+    found = gather(x, index.gather(1, sample), None, (), (), torch.float64)
+    assert found.dtype == (torch.float64 if x.is_floating_point() else torch.int64)
+    assert torch.equal(found, windows.take(sample, torch.empty(0)))
+
+
 def test_normalisation():
     x = torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8)
     want = (torch.tensor([0.0, 1.0, 0.2]).double() - torch.tensor([0.5, 0.4, 0.3])) / torch.tensor([0.2, 0.3, 0.25])

@@ -64,7 +64,7 @@ class Windows:
 def gather(
     x: Tensor, where: Tensor, window: Tensor | None, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
-    """Normalised windows `[S, B, H, W, C]` of the stored images `where` `[S, B]`, straight from the bytes.
+    """The stored samples `where` `[S, B]`, normalised: of images windows `[S, B, H, W, C]`, straight from the bytes.
 
     The same batch as `Windows.take`, with nothing prepared beforehand: better on a GPU, where memory is scarcer than
     arithmetic and a captured graph needs tensors whose addresses do not change from round to round.

@@ -144,10 +144,9 @@ class Batches:
 
     def _inputs(self, sample: Tensor, where: Tensor, window: Tensor) -> Tensor:
         data = self.samples
-        if where.is_cuda and data.images:
-            return channels_first(
-                gather(data.x, where, window if data.augment else None, data.mean, data.std, self.dtype)
-            )
+        if where.is_cuda:
+            x = gather(data.x, where, window if data.augment else None, data.mean, data.std, self.dtype)
+            return channels_first(x) if data.images else x
         if self._windows is None:
             x = normalise(data.x[self.tensors["index"]], data.mean, data.std, self.dtype)
             self._windows = Windows(x, data.images, data.augment)
