@@ -233,6 +233,24 @@ def test_gradients_are_those_of_pytorch(kind, zeta):
             torch.testing.assert_close(found[i], wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_inputs_stay_where_a_model_writes_in_one_mode_alone(training):
+    class Noisy(Layers):
+        def hidden(self, x):
+            if self.training == training:
+                x += 1
+            return super().hidden(x)
+
+    model = Noisy()
+    execution, batch = OneByOne(model, Classification(), MAN()), batches(model)[0]
+    batch = Batch(batch.x.float(), batch.y)
+    before = batch.x.clone()
+    for _ in range(2):
+        execution.scores(flatten(model), batch.x[0], batch.y[0])
+        execution.gradient(flatten(model).expand(2, -1), batch, 0.0)
+    assert torch.equal(batch.x, before)
+
+
 @pytest.mark.parametrize("execution", [Branches, Stack])
 @pytest.mark.parametrize("kind", TRAINED)
 def test_what_is_compiled_computes_the_same(kind, execution, monkeypatch):

@@ -72,7 +72,7 @@ class Execution(ABC):
         self._tied = _has_tied(model)  # if not, PyTorch need not look for it at every call
         self._constants: tuple[torch.device, torch.dtype] | None = None  # where and what those of the module are
         self._held: ExitStack | None = None  # until the end of which the module keeps the parameters of a call
-        self._writes: bool | None = None  # whether the module changes its inputs, known after the first call
+        self._writes: dict[nn.Module, bool] = {}  # whether a copy changes its inputs, known after its first call
         self._special: bool | None = None  # whether training needs a `TrainingPass`, known after the first one
         self.terms: list[str] = []  # names of the penalty's terms, known after the first forward pass
         self.scored: list[str] = []  # names of the task's scores, known after the first evaluation
@@ -165,14 +165,14 @@ class Execution(ABC):
         dtype = next(iter(tensors.values())).dtype
         if self._constants != (x.device, dtype):
             self._bring_constants(x.device, dtype)
-        given = x if self._writes is False else x.clone()
+        given = x.clone() if self._writes.get(model, True) else x
         with ExitStack() as stack, self._autocast(x.device):
             (self._held or stack).enter_context(_reparametrize_module(model, tensors, tie_weights=self._tied))
             out = model(given)
             if self.buffers.names:  # a module may have put new ones in their places
                 tensors |= {name: v for name, v in model.named_buffers() if name in tensors}
-        if self._writes is None:
-            self._writes = _unwrapped(given)._version > 0
+        if model not in self._writes:
+            self._writes[model] = _unwrapped(given)._version > 0
         if not isinstance(out, Tensor):
             name, got = type(self.model).__name__, type(out).__name__
             raise UserError(f"model: {name} returns {got} in training mode; a tensor is wanted")
