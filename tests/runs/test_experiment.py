@@ -260,6 +260,22 @@ def test_more_rounds_for_a_finished_run(tmp_path, algorithm):
         fedman.run(**{**keys, "rounds": 9}, lr=0.05, out=tmp_path, resume=True)
 
 
+def test_no_more_rounds_for_a_cosine_which_ends_with_the_last(tmp_path):
+    """Neither for a finished run nor for one that was interrupted: the rates so far are not those of a longer run."""
+    keys = {**SMALL, "lr_schedule": "cosine", "checkpoint_seconds": 0}
+
+    def die(record):
+        raise KeyboardInterrupt
+
+    fedman.run(**{**keys, "rounds": 2}, out=tmp_path / "finished")
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**{**keys, "rounds": 2}, out=tmp_path / "interrupted", progress=die)
+    for out in (tmp_path / "finished", tmp_path / "interrupted"):
+        with pytest.raises(UserError, match="rounds: cannot be raised from 2 to 3 with lr_schedule=cosine"):
+            fedman.run(**{**keys, "rounds": 3}, out=out, resume=True)
+        fedman.run(**{**keys, "rounds": 2}, out=out, resume=True)
+
+
 @pytest.mark.parametrize("stop", [4, 6])
 def test_an_extension_that_is_killed_goes_on(tmp_path, stop):
     """Right after its first record, which no checkpoint has yet; and two rounds later."""

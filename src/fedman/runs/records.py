@@ -299,9 +299,13 @@ def differing(one: Settings, other: Settings) -> list[str]:
 
 
 def is_extended(before: Settings, now: Settings) -> bool:
-    """Whether the two differ in nothing but more `rounds` now."""
+    """Whether the two differ in nothing but more `rounds` now; refused where the rates of the rounds before would be
+    others."""
     old, new = before.get("rounds"), now.get("rounds")
-    return differing(before, now) == ["rounds"] and isinstance(old, int) and isinstance(new, int) and old < new
+    more = differing(before, now) == ["rounds"] and isinstance(old, int) and isinstance(new, int) and old < new
+    if more and now.get("lr_schedule") == "cosine":
+        raise UserError(f"rounds: cannot be raised from {old} to {new} with lr_schedule=cosine, which ends at {old}")
+    return more
 
 
 Record = TypeVar("Record")
