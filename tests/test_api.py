@@ -394,6 +394,7 @@ BAD = [
     ({"out": 3}, "out: 3 is not the path of a folder"),
     ({"progress": "bar"}, "progress: 'bar' is not a function of a record"),
     ({"device": "tpu"}, "device: 'tpu' is not one of auto, cpu, cuda"),
+    ({"device": torch.device("cpu")}, "device: \"device(type='cpu')\" is not one of auto, cpu, cuda"),
 ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def run(
     with _noted(mistakes):
         base = find_preset(preset if isinstance(preset, str | None) else shown(preset))
     with _noted(mistakes):
-        pick_device(device)
+        pick_device(device if isinstance(device, str) else shown(device))
     if dataset is not None and not isinstance(dataset, str):
         keys["dataset"] = CUSTOM
         with _noted(mistakes):
