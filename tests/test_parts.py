@@ -18,7 +18,7 @@ from fedman.optimizers import OPTIMIZERS, SGD
 from fedman.parts import Registry, announced, hyperparameters
 from fedman.penalties import PENALTIES
 from fedman.tasks import TASKS
-from fedman.training.check import check_algorithm
+from fedman.training.check import check_algorithm, check_optimizer
 
 NAMES = {
     "task": ["classification", "regression", "multi-label", "language-model"],
@@ -397,9 +397,54 @@ def test_algorithms_that_break_their_contract(case, own, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_built_in_algorithms_keep_their_contract():
+def test_the_built_in_algorithms_and_optimisers_keep_their_contract():
     for name in NAMES["algorithm"]:
         assert check_algorithm(ALGORITHMS[name]()) == ALGORITHMS[name]()
+    for name in NAMES["optimizer"]:
+        assert check_optimizer(OPTIMIZERS[name]()) == OPTIMIZERS[name]()
+
+
+ZEROS = "    def init(self, w): return {'m': w.new_zeros(w.shape)}\n"
+UPDATE = "    def update(self, w, g, state, hp, extra_decay=0.0): "
+OPTIMIZERS_OF_USERS = {
+    "no state returned": (UPDATE + "return w - hp.lr * g[0]", "optimizer: Bad.update fails (ValueError: "),
+    "no decay taken": (
+        "    def update(self, w, g, state, hp): return w, state",
+        "optimizer: Bad.update fails (TypeError: ",
+    ),
+    "a model of wrong shape": (
+        UPDATE + "return g.sum(-1), state",
+        "optimizer: Bad.update returns w with shape (3,); (3, 2) is wanted here",
+    ),
+    "a state without rows": (
+        "    def init(self, w): return {'t': w.new_zeros(())}\n" + UPDATE + "return w, state",
+        "optimizer: Bad.init returns t with shape (); (3, ...), a row a client, is wanted here",
+    ),
+    "a state lost": (
+        ZEROS + UPDATE + "return w, {}",
+        "optimizer: Bad.update returns the state nothing; wanted is m",
+    ),
+    "a state of another shape": (
+        ZEROS + UPDATE + "return w, {'m': g[:, :1]}",
+        "optimizer: Bad.update returns m with shape (3, 1); (3, 2) is wanted here",
+    ),
+    "writes to its state": (
+        ZEROS + UPDATE + "return w - hp.lr * state['m'].add_(g), state",
+        "optimizer: Bad writes to its input state['m']; a step must return new tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS_OF_USERS)
+def test_optimisers_that_break_their_contract(case, own, tmp_path):
+    """Told before the first round, and before anything is written."""
+    code, message = OPTIMIZERS_OF_USERS[case]
+    own(
+        "from fedman import LocalOptimizer\n@dataclass(frozen=True)\nclass Bad(LocalOptimizer):\n    title = 'Bad'\n"
+        + code
+    )
+    assert refused(optimizer="own:Bad", out=tmp_path / "out").startswith(message)
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_on_the_command_line(own, tmp_path):

@@ -135,6 +135,10 @@ WRONG = {
     "a score of a batch": (own(scores=scores(accuracy=torch.mean)), "task: Own's accuracy has shape () for 2 samples"),
     "no headline": (own(scores=scores(f1=lambda o: o[:, 0])), "task: the headline 'accuracy' is not one of"),
     "another headline": (own(headline="f1"), "task: the headline 'f1' is not one of Own's figures: accuracy"),
+    "a weight of every output": (own(weight=lambda self, y: torch.ones(2, 4)), "task: Own's weight has shape (2, 4)"),
+    "figures of nothing": (own(summarise=lambda self, means: None), "task: Own.summarise gives no numbers by name (A"),
+    "figures that fail": (own(summarise=lambda self, means: means["f1"]), "Own.summarise gives no numbers by name (K"),
+    "words for figures": (own(summarise=lambda self, means: {"accuracy": "high"}), "Own.summarise gives no numbers by"),
 }  # fmt: skip
 
 
@@ -189,6 +193,20 @@ def test_a_run_of_every_task_has_its_figures(y, task, figures):
     assert result.headline == result.rounds[-1][figures[0]]["all"]
 
 
+@pytest.mark.parametrize("root", [np.sqrt, lambda mean: torch.tensor(mean).sqrt()])
+def test_figures_computed_by_numpy_or_torch_are_numbers(root, tmp_path):
+    """In the records, the summary and the result; not-quite-numbers were no figures there."""
+    task = dataclass(frozen=True)(
+        type("Own", (Classification,), {"summarise": lambda self, means: {"accuracy": root(means["accuracy"])}})
+    )()
+    result = fedman.run(
+        dataset=(ROWS, CLASSES, ROWS, CLASSES), task=task, clients=2, participation=1.0, rounds=1, partition="iid"
+    )
+    figures = [each["accuracy"]["all"] for each in (result.summary, result.rounds[-1])]
+    assert [type(value) for value in figures] == [float, float]
+    assert result.headline == pytest.approx(figures[0])
+
+
 def test_a_task_of_a_user():
     """Classification with another score, by its name: module:Name."""
     keys = {"clients": 2, "participation": 1.0, "rounds": 2, "partition": "iid"}
@@ -217,6 +235,7 @@ def test_no_figure_can_have_the_name_of_something_else_in_a_record():
 
     names = {name for kind in (RoundRecord, Summary, Divergence) for name in kind.__annotations__}
     assert names - set(RESERVED) == {"accuracy"}
+    assert {"sum", "man"} <= set(RESERVED)  # of a line in a file, and in records of earlier versions
 
 
 class Positions(torch.nn.Module):

@@ -27,7 +27,14 @@ from fedman.models.parameters import ParameterLayout, batch_norm_entries, flatte
 from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
-from fedman.training.check import check_aggregation, check_algorithm, check_attack, check_fit, warn_of_single_samples
+from fedman.training.check import (
+    check_aggregation,
+    check_algorithm,
+    check_attack,
+    check_fit,
+    check_optimizer,
+    warn_of_single_samples,
+)
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Assignment, Federation
 from fedman.training.settings import Training
@@ -104,6 +111,7 @@ def build(
     if local is not None and not local.any():
         raise UserError(f"batch_norm: local, but {type(models[0]).__name__} has no batch-norm layer; use average")
     algorithms = [check_algorithm(config.make_algorithm()) for config in configs]
+    optimizer = check_optimizer(first.make_optimizer())
     aggregation, attack = check_aggregation(first.make_aggregation()), check_attack(first.make_attack())
     attackers = [attack.draw(config.seed, len(each)) for config, each in zip(configs, split, strict=True)]
     owned = [replace(samples, parts=each) for each in split]
@@ -134,7 +142,7 @@ def build(
     federations = [
         Federation(
             algorithm=algorithm,
-            optimizer=config.make_optimizer(),
+            optimizer=optimizer,
             samples=own,
             training=Training(**{f.name: getattr(config, f.name) for f in fields(Training)}),
             initial=flatten(start).to(where, dtype),

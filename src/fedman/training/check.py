@@ -16,15 +16,18 @@ from fedman.data.dataset import Dataset
 from fedman.errors import UserError, describe
 from fedman.execution.training_pass import TrainingPass
 from fedman.models.parameters import copy_of
+from fedman.optimizers import LocalOptimizer
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
 from fedman.training.batches import Samples
+from fedman.training.evaluate import grade
 
 RESERVED = (
     *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients", "attackers"),
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
     *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "execution"),
     *("version", "source", "torch", "stacked", "extended", "stopped", "evaluated_on", "curve", "diverged"),
+    *("sum", "man"),  # in the lines of files, and in those of earlier versions
 )
 """Names in records and summaries that a figure of a task cannot have."""
 
@@ -51,16 +54,20 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
     kind = type(task).__name__
     try:
         found = {"loss": task.loss(output, y), **(scores := dict(task.scores(output, y)))}
+        weight = task.weight(y)
     except Exception as error:  # so may a user's task
         shapes = f"outputs {_shape(output)} and targets {_shape(y)} a sample"
         raise UserError(f"task: {kind} fails for {shapes} ({describe(error)})") from error
-    for what, value in found.items():
+    for what, value in (*found.items(), *([] if weight is None else [("weight", weight)])):
         if not isinstance(value, Tensor) or value.shape != (len(x),):
             raise UserError(
                 f"task: {kind}'s {what} has {_got(value)} for {len(x)} samples; one number a sample is wanted"
             )
     _check_parameters(model, x)
-    figures = task.summarise({"loss": 1.0, **dict.fromkeys(scores, 1.0)})
+    try:
+        figures = grade(task, {"loss": 1.0, **dict.fromkeys(scores, 1.0)})
+    except Exception as error:
+        raise UserError(f"task: {kind}.summarise gives no numbers by name ({describe(error)})") from error
     if taken := [name for name in (*scores, *figures) if name in RESERVED]:
         raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
     if task.headline not in figures:
@@ -164,9 +171,9 @@ def trial(clients: int, size: int) -> Local:
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
     """`algorithm`, once played by three clients on models of two numbers: it returns what it must and writes to none of
     its inputs."""
-    name, hp = type(algorithm).__name__, trial(3, 2)
+    name, hp = f"algorithm: {type(algorithm).__name__}", trial(3, 2)
     if missing := [key for key in ("w", algorithm.cloud) if key not in algorithm.server]:
-        raise UserError(f"algorithm: {name}.server has no {missing[0]!r}, the server's model")
+        raise UserError(f"{name}.server has no {missing[0]!r}, the server's model")
     inputs: list[tuple[str, Tensor, Tensor]] = []
 
     def given(where: str, vectors: State) -> dict[str, Tensor]:
@@ -196,11 +203,38 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     except UserError:
         raise
     except Exception as error:  # a user's algorithm may raise anything
-        raise UserError(f"algorithm: {name}.{stage} fails ({describe(error)})") from error
+        raise UserError(f"{name}.{stage} fails ({describe(error)})") from error
     for key, v, before in inputs:
         if not torch.equal(v, before):
-            raise UserError(f"algorithm: {name} writes to its input {key}; a step must return new tensors")
+            raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
     return algorithm
+
+
+def check_optimizer(optimizer: LocalOptimizer) -> LocalOptimizer:
+    """`optimizer`, once tried on three clients' models of two numbers, as an algorithm is."""
+    name, w = f"optimizer: {type(optimizer).__name__}", torch.tensor([[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]])
+    stage = "init"
+    try:
+        state = dict(optimizer.init(w))
+        for key, v in state.items():
+            if not isinstance(v, Tensor) or v.ndim != 2 or len(v) != 3:
+                raise UserError(f"{name}.init returns {key} with {_got(v)}; (3, ...), a row a client, is wanted here")
+        inputs = {"w": w, "g": w.cos(), **{f"state[{key!r}]": v for key, v in state.items()}}
+        before = {key: v.clone() for key, v in inputs.items()}
+        stage = "update"
+        after, new = optimizer.update(w, inputs["g"], state, trial(3, 2), 0.01)
+        _require_shape(name, "update returns w", after, w.shape)
+        _require_names(name, "update returns the state", new, state)
+        for key, v in new.items():
+            _require_shape(name, f"update returns {key}", v, state[key].shape)
+    except UserError:
+        raise
+    except Exception as error:  # a user's optimiser may raise anything
+        raise UserError(f"{name}.{stage} fails ({describe(error)})") from error
+    for key, v in inputs.items():
+        if not torch.equal(v, before[key]):
+            raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
+    return optimizer
 
 
 def check_aggregation(rule: Aggregation) -> Aggregation:
@@ -247,14 +281,18 @@ def _got(value: object) -> str:
 
 def _require_shape(name: str, what: str, value: object, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.shape != shape:
-        raise UserError(f"algorithm: {name}.{what} with {_got(value)}; {shape} is wanted here")
+        raise UserError(f"{name}.{what} with {_got(value)}; {tuple(shape)} is wanted here")
 
 
-def _require_vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:
+def _require_names(name: str, what: str, found: State, wanted: Iterable[str]) -> None:
     have, want = set(found), set(wanted)
     if have != want:
         listed = [", ".join(sorted(each)) or "nothing" for each in (have, want)]
-        raise UserError(f"algorithm: {name}.{what} {listed[0]}; wanted is {listed[1]}")
+        raise UserError(f"{name}.{what} {listed[0]}; wanted is {listed[1]}")
+
+
+def _require_vectors(name: str, what: str, found: State, wanted: Iterable[str], shape: tuple[int, ...]) -> None:
+    _require_names(name, what, found, wanted)
     for key, value in found.items():
         _require_shape(name, f"{what.split(' the ')[0]} {key}", value, shape)
 

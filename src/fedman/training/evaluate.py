@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -69,7 +69,7 @@ class Evaluator:
         weight, *sums = (math.fsum(column) for column in zip(*scores, strict=True))
         names = ("loss", *self.executor.execution.scored)
         means = {name: s / weight if weight else math.nan for name, s in zip(names, sums, strict=True)}
-        return self.task.summarise(means), means["loss"]
+        return grade(self.task, means), means["loss"]
 
     def by_client(self, scores: Sequence[Sequence[float]]) -> list[float]:
         """The headline of every client with test samples of its own that count, from `each` sample's scores."""
@@ -100,6 +100,11 @@ class Evaluator:
         """The whole test set in the form that the execution takes, made once."""
         x, _ = self.samples.test(0, len(self.samples.y_test), self.dtype)
         return self.executor.execution.prepare_test(x)
+
+
+def grade(task: Task, means: Mapping[str, float]) -> dict[str, float]:
+    """A task's figures as plain numbers, in which `summarise` may compute with numpy or torch."""
+    return {name: float(value) for name, value in task.summarise(means).items()}
 
 
 def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
