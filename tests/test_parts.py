@@ -17,8 +17,12 @@ from fedman.errors import UserError
 from fedman.optimizers import OPTIMIZERS, SGD
 from fedman.parts import Registry, announced, hyperparameters
 from fedman.penalties import PENALTIES
+from fedman.runs import sweep
+from fedman.runs.build import stack_key
+from fedman.runs.folder import RunFolder
+from fedman.runs.grid import cells
 from fedman.tasks import TASKS
-from fedman.training.check import check_algorithm, check_optimizer
+from fedman.training.check import can_be_stacked, check_algorithm, check_optimizer
 
 NAMES = {
     "task": ["classification", "regression", "multi-label", "language-model"],
@@ -339,6 +343,14 @@ METHODS = {
         "    def step(self, w, grad, server, client, hp): return w / w.norm(dim=0, keepdim=True).expand_as(w[:2])",
         "algorithm: Bad.step fails (RuntimeError: ",
     ),
+    "a norm over clients too": (
+        "    def step(self, w, grad, server, client, hp): return w - hp.lr * grad(w) / grad(w).norm()",
+        "algorithm: Bad gives a client something else among others than alone; norms and sums run over the last axis",
+    ),
+    "a mean over clients": (
+        STEP + "    def finish(self, w, server, client, hp): return {}, {'w': w - w.mean(0)}",
+        "algorithm: Bad gives a client something else among others than alone",
+    ),
     "step without its scratch": (
         "    scratch = ('s',)\n    def step(self, w, grad, server, client, hp): return w, {}",
         "algorithm: Bad.step returns the vectors nothing; wanted is s",
@@ -428,6 +440,14 @@ OPTIMIZERS_OF_USERS = {
         ZEROS + UPDATE + "return w, {'m': g[:, :1]}",
         "optimizer: Bad.update returns m with shape (3, 1); (3, 2) is wanted here",
     ),
+    "a norm over clients": (
+        ZEROS + UPDATE + "return w - hp.lr * g / g.norm(), state",
+        "optimizer: Bad gives a client something else among others than alone",
+    ),
+    "a state over clients": (
+        ZEROS + UPDATE + "return w - hp.lr * state['m'], {'m': g - g.mean(0)}",
+        "optimizer: Bad gives a client something else among others than alone",
+    ),
     "writes to its state": (
         ZEROS + UPDATE + "return w - hp.lr * state['m'].add_(g), state",
         "optimizer: Bad writes to its input state['m']; a step must return new tensors",
@@ -445,6 +465,31 @@ def test_optimisers_that_break_their_contract(case, own, tmp_path):
     )
     assert refused(optimizer="own:Bad", out=tmp_path / "out").startswith(message)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_built_in_algorithms_can_be_stacked():
+    assert all(can_be_stacked(ALGORITHMS[name]) for name in NAMES["algorithm"])
+
+
+LONE = "    alpha: float = hyperparameter(0.1, 'a number')\n    k: int = hyperparameter(1, 'a count')\n"
+ALONE = {
+    "a count": "for _ in range(self.k): w = descend(w, grad(w), hp)\n        return w",
+    "a branch": "return descend(w, grad(w) if self.alpha > 0.15 else 2 * grad(w), hp)",
+    "a norm of the server's": "return descend(w, grad(w) + self.alpha * server['w'].norm() * w, hp)",
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_an_algorithm_that_cannot_be_stacked_is_swept_run_by_run(case, own, tmp_path):
+    own(ALGORITHM + LONE + f"    def step(self, w, grad, server, client, hp):\n        {ALONE[case]}\n")
+    keys = {"clients": "4", "rounds": "1", "epochs": "1", "participation": "1"}
+    grid = cells({**keys, "algorithm": "own:Bad", "alpha": "0.1,0.2", "k": "1,2"})
+    assert not can_be_stacked(ALGORITHMS["own:Bad"])
+    assert len({stack_key(cell.config) for cell in grid}) == 4
+    sweep.run(grid, {grid[0].config.source: fedman.data.load("digits")}, tmp_path, "cpu", 4 * [print], print)
+    for cell in grid:
+        alone = fedman.run(**{**cell.config.flat(), "rounds": 1}).summary
+        assert RunFolder(tmp_path / cell.name).ending()["test_loss"] == alone["test_loss"]
 
 
 def test_bad_input_on_the_command_line(own, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedman.algorithms import Algorithm
+from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
 from fedman.data import Dataset, partition, validation
@@ -28,6 +28,7 @@ from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
 from fedman.training.check import (
+    can_be_stacked,
     check_aggregation,
     check_algorithm,
     check_attack,
@@ -42,10 +43,13 @@ from fedman.training.settings import Training
 
 def stack_key(config: Config) -> tuple[object, ...]:
     """Runs with the same key can share a chunk: all that decides the work is the same, but for seed, partition, ζ and
-    the algorithm's other numbers (a switch or a word of the algorithm decides the work).
+    the algorithm's other numbers (a switch or a word of the algorithm decides the work). An algorithm for which they
+    cannot differ has no run that shares a chunk.
 
     Runs in a chunk share the labels and what they are evaluated on: where attackers alter theirs, the seed and the
     partition say which; where samples are held out, the partition's seed does."""
+    if not can_be_stacked(ALGORITHMS[config.algorithm]):
+        return tuple(sorted(config.flat().items()))
     numbers = [k for k, v in config.hyper.items() if not isinstance(v, bool | str)]
     samples = () if config.make_attack().relabels else ("seed", "partition", "unbalanced")
     seeds = () if config.make_attack().relabels or config.validation else ("partition_seed",)

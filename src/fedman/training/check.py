@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ RESERVED = (
     *("sum", "man"),  # in the lines of files, and in those of earlier versions
 )
 """Names in records and summaries that a figure of a task cannot have."""
+
+MIXED = "gives a client something else among others than alone; norms and sums run over the last axis, nothing is drawn"
 
 
 def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> None:
@@ -207,7 +210,40 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
     for key, v, before in inputs:
         if not torch.equal(v, before):
             raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
+    together, alone = _local_work(algorithm, w, server), [_local_work(algorithm, row, server) for row in w.split(1)]
+    for what, *rows in zip(together, *alone, strict=True):
+        if not torch.allclose(what, torch.cat(rows), equal_nan=True):
+            raise UserError(f"{name} {MIXED}")
     return algorithm
+
+
+@cache
+def can_be_stacked(kind: type[Algorithm]) -> bool:
+    """Whether the local work of such an algorithm can have rows, one for each client, in the place of a server's vector
+    and a column [S, 1] in the place of a number: runs that differ in them are then stacked."""
+    w = torch.tensor([[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]])
+    try:
+        one = kind()
+        server = {key: torch.full((2,), 0.3) for key in one.server}
+        numbers = {key: v for key, v in vars(one).items() if not isinstance(v, bool | str)}
+        stacked = replace(one, **{key: torch.full((3, 1), float(v)) for key, v in numbers.items()})
+        found = _local_work(stacked, w, {key: v.expand(3, -1) for key, v in server.items()})
+        wanted = _local_work(one, w, server)
+        return all(torch.allclose(*each, equal_nan=True) for each in zip(found, wanted, strict=True))
+    except Exception:  # a user's algorithm may raise anything
+        return False
+
+
+def _local_work(algorithm: Algorithm, w: Tensor, server: State) -> list[Tensor]:
+    """What a step and the end of the local work give for these clients."""
+    hp = trial(*w.shape)
+    memory = {key: torch.full_like(w, 0.1) for key in algorithm.client}
+    kept = {**memory, **algorithm.begin(server, memory, hp)}
+    scratch = {key: torch.zeros_like(w) for key in algorithm.scratch}
+    after = algorithm.step(w, torch.cos, server, {**kept, **scratch}, hp)
+    after, carried = after if isinstance(after, tuple) else (after, scratch)
+    new, upload = algorithm.finish(after, server, {**kept, **carried}, hp)
+    return [after, *carried.values(), *new.values(), *upload.values()]
 
 
 def check_optimizer(optimizer: LocalOptimizer) -> LocalOptimizer:
@@ -227,13 +263,18 @@ def check_optimizer(optimizer: LocalOptimizer) -> LocalOptimizer:
         _require_names(name, "update returns the state", new, state)
         for key, v in new.items():
             _require_shape(name, f"update returns {key}", v, state[key].shape)
+        for key, v in inputs.items():
+            if not torch.equal(v, before[key]):
+                raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
+        rows = [[v[k : k + 1] for v in inputs.values()] for k in range(3)]
+        alone = [optimizer.update(w, g, dict(zip(state, own, strict=True)), trial(1, 2), 0.01) for w, g, *own in rows]
+        for what, *each in zip([after, *new.values()], *([v, *own.values()] for v, own in alone), strict=True):
+            if not torch.allclose(what, torch.cat(each), equal_nan=True):
+                raise UserError(f"{name} {MIXED}")
     except UserError:
         raise
     except Exception as error:  # a user's optimiser may raise anything
         raise UserError(f"{name}.{stage} fails ({describe(error)})") from error
-    for key, v in inputs.items():
-        if not torch.equal(v, before[key]):
-            raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
     return optimizer
 
 
