@@ -55,6 +55,8 @@ def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
     (tmp_path / grid[3].name / "summary.json").unlink()
     assert played(grid, tmp_path) == [grid[3].name]
     assert sweep.tables(grid, tmp_path) == [table]
+    (part,) = sweep.tables([grid[0], grid[6]], tmp_path)
+    assert [(line[0], line[3]) for line in part.rows] == [("FedAvg", "–"), ("FedDyn", "–")], "nothing to compare with"
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
         sweep.unfinished([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], tmp_path)
 

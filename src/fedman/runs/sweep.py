@@ -183,7 +183,8 @@ def _headlines(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]
         means = [statistics.fmean(group or [math.nan]) for group in values]
         row = [label, *(mean_std(v, compared.form(m)) for v, m in zip(values, means, strict=True))]
         if gain:
-            row.append(f"{compared.gain(*means):+{compared.form(*means)}}")
+            gained = compared.gain(*means)
+            row.append(f"{gained:+{compared.form(*means)}}" if math.isfinite(gained) else "–")
         rows.append(row)
     return Table(_title(grid, " of the mean of all clients"), [*header, "gain"] if gain else header, rows)
 
