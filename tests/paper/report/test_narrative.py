@@ -48,6 +48,23 @@ def test_rounds_and_differences_are_told_both_ways():
     assert tiles["2 of 5"] == "cells within a point of the paper (2 above that, 1 below)"
 
 
+def test_the_cells_do_not_hide_other_zetas():
+    def over_all(dataset, *accuracies):
+        zetas = (0, 0.05, 0.1, 0.2)
+        rows = [row(a, dataset=dataset, zeta=z) for z, a in zip(zetas, accuracies, strict=True)]
+        return [text for text in narrative.dataset(compare(rows)) if text.startswith("Over all ζ")]
+
+    where = "(FedAvg, Dirichlet 0.3)"
+    assert over_all("digits", 80, 79, 81, 76) == [
+        f"Over all ζ tried (0.05 to 0.2) MAN gains −4.00 to +1.00 points {where}."
+    ]
+    assert over_all("digits", 80, 79, 81, float("nan")) == [
+        f"Over all ζ tried (0.05 to 0.2) MAN gains −1.00 to +1.00 points {where}; diverged: ζ = 0.2."
+    ]
+    assert not over_all("digits", float("nan"), 79, 81, 76)
+    assert not over_all("cifar100", 40, 51, 52, 53)  # the paper says which ζ is that of the cells
+
+
 def test_missing_cells_are_named():
     some = [compare(pair(40.0, 52.0))]
     found = narrative.missing(some, [])

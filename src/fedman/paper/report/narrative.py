@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.presets import METHODS, SEEDS
+from fedman.paper.presets import METHODS, SEEDS, ZETA
 from fedman.paper.report import claims
 from fedman.paper.report.compare import (
     ABOVE,
@@ -35,6 +35,7 @@ def dataset(data: Comparison) -> list[str]:
     """A few sentences on one data set."""
     sentences = [_measured(data)]
     sentences += [_gain(data, penalty) for penalty in data.penalties if _pairs(data, penalty)]
+    sentences += _every_zeta(data)
     compared = [cell for cell in data.cells if cell.target]
     if compared:
         sentences += [_agreement(compared), *_swapped_headers(data), *_order(data)]
@@ -202,6 +203,22 @@ def _gain(data: Comparison, penalty: str) -> str:
     )
     theirs = [gain for pair in pairs if (gain := pair.paper_gain) is not None]
     return f"{text}; in the paper {points(min(theirs))} to {points(max(theirs))}." if theirs else f"{text}."
+
+
+def _every_zeta(data: Comparison) -> list[str]:
+    """Where the paper has no ζ that of the cells is one of those tried: what all of them gain."""
+    sentences = []
+    for plain, *tried in data.zeta_studies() if data.dataset not in ZETA else []:
+        gains = {s.zeta: data.headline.gain(plain.mean, s.mean) for s in tried}
+        finite = [gain for gain in gains.values() if not math.isnan(gain)]
+        if plain.penalty or not finite:
+            continue
+        low, high = (difference(data.headline, end(finite), plain.mean) for end in (min, max))
+        text = f"Over all ζ tried ({min(gains):g} to {max(gains):g}) {part_title('penalty', tried[0].penalty)} gains "
+        text += f"{low} to {high}{' points' if data.headline.unit else ''} ({_where(plain)})"
+        diverged = ", ".join(f"ζ = {zeta:g}" for zeta, gain in gains.items() if math.isnan(gain))
+        sentences.append(f"{text}{diverged and f'; diverged: {diverged}'}.")
+    return sentences
 
 
 def _where(s: Series) -> str:
