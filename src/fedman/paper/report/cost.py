@@ -69,5 +69,5 @@ def runs(all_series: Sequence[Series]) -> Table:
                 groups.setdefault(key, []).append(run["seconds"])
     rows = [[*key, f"{sum(v) / len(v):.1f}", str(len(v))] for key, v in groups.items()]
     header = ["data", "method", "device", "precision", "s per run", "runs"]
-    note = "Wall time with evaluation every round. Runs that are stacked share their time evenly."
+    note = "Wall time, evaluations included. Runs that are stacked share their time evenly."
     return Table("cost-runs", "Time of a run", header, rows, note, 4)
