@@ -184,6 +184,16 @@ def test_sentences_say_no_more_than_was_measured(data):
     assert field.field(FieldSources(), []) is None
 
 
+def test_a_method_that_diverged_is_named(results):
+    """Its algorithm is not among those of which the sentences count what MAN raises."""
+    found = find(results)
+    lost = row(float("nan"), algorithm="feddyn", zeta=0, seed=2, **CHOSEN["feddyn"])
+    text = field.sentences(field.field(FieldSources([*found.field.rows, lost], [], found.field.tunings), found.rows))
+    assert "Diverged on Dirichlet 0.3, tuned: FedDyn." in text
+    assert not any("Diverged" in each and "defaults" in each for each in text)
+    assert any("MAN raises the accuracy of 1 of 2 algorithms tuned" in each for each in text)
+
+
 def test_a_setting_that_was_not_chosen_is_not_shown_as_tuned(results):
     found = find(results)
     other = row(70.0, algorithm="feddyn", zeta=0, alpha=0.03, lr=0.03)

@@ -286,13 +286,17 @@ def scatter(data: Field) -> list[Picture]:
 def sentences(data: Field) -> list[str]:
     """What follows from the tables, as far as they go."""
     made = [_measured_sentence(data)]
+    studies = (data.tuned, "tuned"), (data.default, "with their defaults")
+    for study, how in studies:
+        if lost := [method_title(*m) for m in METHODS if (s := data.get(study, m)) and math.isnan(s.mean)]:
+            made.append(f"Diverged on Dirichlet 0.3, {how}: {', '.join(lost)}.")
     finite = [(m, s) for m in data.ranked if (s := data.get(data.tuned, m)) and math.isfinite(s.mean)]
     if finite:
         (best, s), plain = finite[0], next(((m, s) for m, s in finite if not m[1]), None)
         text = f"Tuned, on Dirichlet 0.3, the best is {method_title(*best)} with {s.text} %"
         more = f"; the best without MAN {method_title(*plain[0])} with {plain[1].text} %" if plain and best[1] else ""
         made.append(f"{text}{more}.")
-    for study, how in ((data.tuned, "tuned"), (data.default, "with their defaults")):
+    for study, how in studies:
         known = {a: gain for a in TUNED if (gain := data.gain(study, a)) is not None}
         if known:
             up, order = sum(gain > 0 for gain in known.values()), sorted(known, key=known.__getitem__)
