@@ -109,10 +109,12 @@ def test_a_run_says_where_its_code_is(tmp_path):
 
 def test_the_stored_results_name_commits_that_have_their_code():
     """`version` ends in a hash of the package's source, which the commit must have, and results/README.md lists both;
-    no run has two results."""
-    parts = [(path.name, results.read(path)) for path in sorted(STORED.glob("*.jsonl"))]
-    rows = results.join(parts)
-    assert len(rows) == sum(len(found) for _, found in parts)
+    no run has two results in one folder."""
+    rows = []
+    for folder in (STORED, STORED / "field"):
+        parts = [(path.name, results.read(path)) for path in sorted(folder.glob("*.jsonl"))]
+        rows += (joined := results.join(parts))
+        assert len(joined) == sum(len(found) for _, found in parts)
     named = {(row["version"][-12:], row["source"]["commit"]) for row in rows if is_explained(row)}
     of_runs = (STORED / "README.md").read_text(encoding="utf-8").partition("| measurements |")[0]
     listed = re.findall(r"^\| `(\w{12})` \| (\w{7}) \|", of_runs, re.MULTILINE)
