@@ -50,6 +50,15 @@ def test_links_lead_somewhere():
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_runs_that_are_printed_together_have_folders_of_their_own():
+    """A folder is named after data, algorithm, ζ and seed alone, so that of several runs all but one name theirs."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            lines = [line for line in re.findall(r"^fedman run (.*)$", block, re.MULTILINE) if "--resume" not in line]
+            folders = [line.partition("--out ")[2].split(" ")[0] for line in lines]
+            assert len(set(folders)) == len(folders), f"{page.name}: {lines}"
+
+
 def test_algorithm_files_stay_short():
     for path in (ROOT / "src/fedman/algorithms").glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) < 100
