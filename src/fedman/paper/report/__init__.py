@@ -40,4 +40,4 @@ def command(place: Path, out: Path) -> str:
     write_text(out, page)
     size = len(page.encode()) / 1e6
     made = f"{len(report.pictures)} pictures, {len(report.tables)} tables, {size:.1f} MB"
-    return f"{out}: {len(found.rows)} runs, {made}{not_checked(found.unchecked)}"
+    return f"{out}: {len(found.rows) + len(found.field.rows)} runs, {made}{not_checked(found.unchecked)}"

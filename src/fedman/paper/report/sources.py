@@ -68,22 +68,37 @@ def find(place: Path) -> Sources:
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in records.read(_Costs, path)["steps"]]
     theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
-    rows, notes = _without_duplicates([part for part in parts if not _of_field(part[0])])
+    of = {path: _of_field(path, place) for path in (*dict(parts), *measured, *place.rglob(f"*{tune.NAME}"))}
+    rows, notes = _without_duplicates([part for part in parts if not of[part[0]]])
+    fields_rows, more = _without_duplicates([part for part in parts if of[part[0]]])
+    notes += [*more, *_played_again(rows, fields_rows)]
     of_field = FieldSources(
-        _without_duplicates([part for part in parts if _of_field(part[0])])[0],
-        [record for path, record in measured.items() if _of_field(path)],
-        [tune.read(path) for path in sorted(place.rglob(f"*{tune.NAME}")) if _of_field(path)],
+        fields_rows,
+        [record for path, record in measured.items() if of[path]],
+        [tune.read(path) for path in sorted(of) if path.name.endswith(tune.NAME) and of[path]],
     )
     if not rows and not measured and not of_field.rows and not of_field.tunings:
         raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
     unchecked = [path for source in {place: None, **dict(parts)} for path in results.unchecked(source)]
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
-    papers = [record for path, record in measured.items() if not _of_field(path)]
+    papers = [record for path, record in measured.items() if not of[path]]
     return Sources(rows, papers, costs, theorems, notes, unchecked, of_field)
 
 
-def _of_field(path: Path) -> bool:
-    return path.is_file() and FIELD in path.parts
+def _of_field(path: Path, place: Path) -> bool:
+    """Whether a file is in a folder `field` of the place, or the place is that folder. What lies in a run's folder is
+    of the runs."""
+    folder = place if place.is_dir() else place.parent
+    inside = folder.resolve().name, *path.relative_to(folder).parts[:-1]
+    return path.is_file() and FIELD in inside and path.name != flatness_json.NAME
+
+
+def _played_again(rows: list[ResultRow], fields_rows: list[ResultRow]) -> list[str]:
+    known = {results.identity(row): results.outcome(row) for row in rows}
+    both = [row for row in fields_rows if results.identity(row) in known]
+    again = sum(known[results.identity(row)] != results.outcome(row) for row in both)
+    which = "1 run was" if again == 1 else f"{again} runs were"
+    return [f"{which} played again for the field, with another result, which its tables show."] if again else []
 
 
 def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list[ResultRow], list[str]]:
@@ -99,9 +114,11 @@ def _without_duplicates(parts: list[tuple[Path, list[ResultRow]]]) -> tuple[list
             first = kept.setdefault(results.identity(row), row)
             other += results.outcome(first) != results.outcome(row)
         if other:
-            notes.append(f"{path.name}: {other} runs have another result elsewhere, which is the one shown.")
+            runs = "run has" if other == 1 else "runs have"
+            notes.append(f"{path.name}: {other} {runs} another result elsewhere, which is the one shown.")
     if held_out:
-        notes.append(f"{held_out} runs were evaluated on samples held out from training, and are not shown.")
+        runs = "run was" if held_out == 1 else "runs were"
+        notes.append(f"{held_out} {runs} evaluated on samples held out from training, and not shown.")
     return sorted(kept.values(), key=results.order), notes
 
 
