@@ -58,6 +58,16 @@ def test_another_setting_is_a_row_of_its_own():
     assert [line["y"][0] for line in json.loads(picture.hover)["lines"]] == [13.0, 9.0]
 
 
+def test_of_many_models_the_landscapes_of_fedavg_are_drawn():
+    two, many = (
+        hessian.merge([flatness(a, z) for a in names for z in (0.0, 0.15)])
+        for names in (("fedavg", "fedsam"), ("fedavg", "fedsam", "feddyn", "feddc"))
+    )
+    assert len(spectra.landscapes(two)) == 2 * 4
+    drawn = [picture.name for picture in spectra.landscapes(many)]
+    assert drawn == [f"cifar100-dir0.3-fedavg-{m}-{kind}" for kind in ("surface", "map") for m in ("plain", "man")]
+
+
 def test_layers_and_clients_of_the_hessian():
     measured = hessian.merge([flatness()])
     assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]

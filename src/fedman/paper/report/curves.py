@@ -18,6 +18,7 @@ from fedman.runs.results import POINTS
 
 FAMILIES = (("fedavg", "feddyn", "feddc"), ("fedsam", "fedasam", "fedspeed"))
 """Algorithms that share a panel, so that it has few enough curves to be read in print; as in the paper's figures."""
+MOST = 3  # algorithms in a panel
 BINS = 5
 EARLY = 0.07  # share of the rounds whose steep rise is cut off
 
@@ -89,8 +90,9 @@ def convergence(data: Comparison) -> list[Picture]:
     """For each family of algorithms a panel for each partition: mean over seeds, band from lowest to highest."""
     present = [(c.series, c.series.curve) for c in data.cells if c.series.curve is not None]
     names = {s.algorithm for s, _ in present}
-    families = [names.intersection(family) for family in FAMILIES] if len(names) > 3 else []
-    families.append(names.difference(*families))
+    families = [names.intersection(family) for family in FAMILIES] if len(names) > MOST else []
+    others = [name for name in algorithms_of(s for s, _ in present) if not any(name in family for family in families)]
+    families += [{*others[i : i + MOST]} for i in range(0, len(others), MOST)]
     pictures = []
     for number, family in enumerate(filter(None, families), 1):
         for partition in data.partitions:

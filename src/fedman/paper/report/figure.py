@@ -34,6 +34,16 @@ COLOURS = {
     "fedspeed": ("#7b4fb5", "#b796e8"),
     "fedprox": ("#8a6d3b", "#cbab74"),
     "scaffold": ("#5a6472", "#a2adbd"),
+    "fedavgm": ("#a8328f", "#e58fd0"),
+    "fedadam": ("#1c7ca8", "#6bbfe6"),
+    "fedcm": ("#73771e", "#c2c65a"),
+    "mofedsam": ("#a0482d", "#dd9a78"),
+    "fedgamma": ("#1f3a8a", "#8aa4f0"),
+    "fedsmoo": ("#5f9e2f", "#a5d977"),
+    "fedlesam": ("#b0316a", "#ef8cb8"),
+    "fedlesam-d": ("#8b4fa0", "#d09fe0"),
+    "fedacg": ("#006d77", "#5cc7d0"),
+    "fedgloss": ("#b98300", "#e8c050"),
 }
 """Name of a colour, which is also its CSS variable: its value on a light and on a dark page."""
 
@@ -185,4 +195,5 @@ def _inline(svg: str) -> str:
     for light, dark in OTHER_TONES:
         svg = svg.replace(light, f"light-dark({light}, {dark})")
     svg = re.sub(r'<g id="[\w.]+_\d+"', "<g", svg)
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)  # a hundredth of a point
     return svg.replace("<g id=", "<g data-series=")

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMetho
 
 from fedman.flatness import plot
 from fedman.flatness.landscape import Landscape
+from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel
@@ -20,6 +21,7 @@ from fedman.paper.report.hessian import Measured, by_place, comparable
 from fedman.paper.report.series import penalties_of, slug
 
 FLOOR = 1e-7  # of a density, on its logarithmic scale
+MOST = 6  # landscapes of a partition; of more those of FedAvg are drawn, as in the paper
 SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eigenvalue drawn
 
 
@@ -82,12 +84,14 @@ def landscapes(members: Sequence[Measured]) -> list[Picture]:
     shown, _ = comparable(members, "landscape", plane)
     if not shown:
         return []
+    if len(shown) > MOST:
+        shown = {m: found for m, found in shown.items() if m.algorithm == "fedavg"} or shown
     levels = plot.shared_levels([found for (found,) in shown.values()], 18)
     made = []
     for kind, what, draw in (("surface", "loss surface", _surface), ("map", "map of the loss", _map)):
         for m, (found,) in shown.items():
             figure, hover = draw(found, levels)
-            figure.axes[0].set(title=m.method)
+            figure.axes[0].set(title=f"{m.method}, {paper.partition_title(m.partition)}")
             name = f"{members[0].place_slug}-{slug(m.algorithm)}-{slug(m.penalty) if m.penalty else 'plain'}-{kind}"
             made.append(finish(name, f"{m.method}, {members[0].place}: {what}", figure, hover))
     return made
