@@ -87,7 +87,7 @@ def test_a_claim_counts_once_and_holds_where_it_holds_everywhere():
     )
     (text,) = claims.sentences(hessian.merge([*good, *bad]))
     assert text.startswith(
-        "Of the paper's 5 claims on flatness 3 hold; not: λ_max of FedSAM is below that of FedAvg+MAN ("
+        "Of the paper's 6 claims on flatness 4 hold; not: λ_max of FedSAM is below that of FedAvg+MAN ("
     )
     assert "(CIFAR-100, Dirichlet 0.6: 81.00 ≥ 80.00); open: negative" in text
 
@@ -106,6 +106,31 @@ def test_eigenvalues_that_are_never_smaller():
     assert (claim.here, claim.holds) == ("not smaller at rank 60, seed 0", False)
 
 
+def test_the_seeds_of_a_partition_are_one_claim():
+    """Below from rank 1 on with two seeds, not below with the third."""
+    records = []
+    for seed, man in enumerate(([1.0] * 60, [9.0] * 60, [1.0] * 60)):
+        for (algorithm, zeta), values in zip((("fedavg", 0.15), ("fedsam", 0.0)), (man, [2.0] * 60), strict=True):
+            record = flatness(algorithm, zeta, seed=seed)
+            record["models"]["all"] = {"top": eigenvalues(values, samples=50)}
+            records.append(record)
+    (claim,) = [c for _, c in claims.claims(hessian.merge(records)) if "rank" in c.text]
+    assert claim.here == "smaller from rank 1 to 60, seeds 0, 2; not smaller at rank 60, seed 1, 50 images"
+    assert claim.holds is False
+    (claim,) = [c for _, c in claims.claims(hessian.merge(records[:2] + records[4:])) if "rank" in c.text]
+    assert claim.holds is True
+
+
+def test_the_clients_lambda_max():
+    records = [flatness(seed=seed) for seed in (0, 1)]
+    records[1]["models"]["all"]["clients"]["top"] = 8.1
+    for found, here, holds in (
+        (records[:1], "0.50 of that mean (1 model)", True), (records, "0.50 to 1.01 of that mean (2 models)", False)
+    ):  # fmt: skip
+        (claim,) = [c for _, c in claims.claims(hessian.merge(found)) if "clients" in c.text]
+        assert (claim.here, claim.holds) == (here, holds)
+
+
 def test_the_negative_share_by_hand():
     """A tenth of the weight at −3 counts at −1: 0.1 below. The trace is −0.3 + 1.8: 1.6 above, and 0.1/1.6 is 6.2 %."""
     (claim,) = [
@@ -122,7 +147,7 @@ def test_densities_on_more_images_are_told_apart():
     records = [flatness(), flatness()]
     for record, count in zip(records, (50_000, 10_000), strict=True):
         record["models"]["all"]["density"] = {"nodes": [[-1.0, 2.0]], "weights": [[0.5, 0.5]], "samples": count}
-    here = claims.claims(hessian.merge(records))[-1][1].here
+    (here,) = [c.here for _, c in claims.claims(hessian.merge(records)) if "negative" in c.text]
     first, second = (f"at least 0 % (FedAvg, {n} images, 1 start; lowest −1.00 plain)" for n in (10_000, 50_000))
     assert f": {first}, {second}; the quad" in here
 

@@ -224,7 +224,7 @@ def test_what_is_not_finite_counts_as_diverged(tmp_path):
     rows[1]["curve"]["all"] = [3.0, math.inf, math.nan]
     rows[2]["curve"]["all"] = [1e300, 1e200, 0.4]
     page = page_of(rows, tmp_path)
-    assert "Diverged: FedAvg+MAN." in page
+    assert "Diverged: FedAvg+MAN, " in page
     assert not re.search(r"\b(NaN|Infinity|inf|nan)\b", page)
 
 

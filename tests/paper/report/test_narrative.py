@@ -1,7 +1,11 @@
 """The report's sentences."""
 
 from fedman.paper import targets as paper
+from fedman.paper.presets import SEEDS, SWEEPS
 from fedman.paper.report import hessian, narrative
+from fedman.paper.report.compare import comparisons
+from fedman.paper.report.series import series
+from fedman.runs.grid import cells
 from tests.paper.report.report_rows import compare, flatness, pair, row
 
 
@@ -73,9 +77,12 @@ def test_missing_cells_are_named():
     assert found[1:] == [
         "Tiny-ImageNet: all of its 36 cells.",
         "CIFAR-10: all of its 36 cells.",
-        "Hessian: all of its 24 models.",
-        "The Hessian's blocks by layer: 24 of 24 models.",
-        "The clients' λ_max: 24 of 24 models.",
+        "Hessian: all of its 24 cells.",
+        "The Hessian's blocks by layer: all of its 24 cells.",
+        "The clients' λ_max: all of its 24 cells.",
+        "Sweep paper-zeta: 28 of 30 runs with committed code.",
+        "Sweep paper-variants: 69 of 69 runs with committed code.",
+        "Sweep paper-tiny-variants: 15 of 15 runs with committed code.",
     ]
     assert narrative.missing([compare(pair(90.0, 91.0, dataset="digits"))], []) == []
 
@@ -96,12 +103,32 @@ def test_missing_hessians_and_seeds_are_named():
     for record in records[:2]:
         del record["models"]["all"]["layers"]
     found = narrative.missing([compare(whole)], hessian.merge(records))
-    assert found[2:] == ["Hessian: 4 models have fewer than 3 seeds."]
-    few = narrative.missing([compare(whole)], hessian.merge(records[:2]))
-    assert few[3:] == [
-        "The Hessian's blocks by layer: 24 of 24 models.",
-        "The clients' λ_max: 23 of 24 models.",
+    assert found[2:5] == [
+        "Hessian: 4 cells have fewer than 3 seeds.",
+        "The Hessian's blocks by layer: 5 cells have fewer than 3 seeds.",
+        "The clients' λ_max: 4 cells have fewer than 3 seeds.",
     ]
+    few = narrative.missing([compare(whole)], hessian.merge(records[:2]))
+    assert few[3] == "The Hessian's blocks by layer: all of its 24 cells."
+    assert few[4].startswith("The clients' λ_max: 23 of 24 cells: FedAvg (1), FedAvg+MAN (2)")
+
+
+def test_nothing_is_missing_when_every_sweep_of_the_paper_was_run():
+    """Runs that no commit explains are missing all the same."""
+    names = ("cifar100", "tiny-imagenet", "cifar10", "zeta", "variants", "tiny-variants")
+    whole = [made(cell.config) for name in names for cell in cells({"seed": SEEDS}, SWEEPS[f"paper-{name}"])]
+    records = [
+        flatness(c.algorithm, c.zeta, partition=c.partition, seed=c.seed)
+        for c in (cell.config for cell in cells({}, SWEEPS["paper-hessian"]))
+    ]
+    assert narrative.missing(comparisons(series(whole)), hessian.merge(records)) == []
+    whole[-1]["source"] = {"commit": "c" * 40, "changed": True}
+    (text,) = narrative.missing(comparisons(series(whole)), hessian.merge(records))
+    assert text == "Sweep paper-tiny-variants: 1 of 15 runs with committed code."
+
+
+def made(config):
+    return {**row(50.0), "config": config.flat()}
 
 
 def test_how_the_models_of_a_pair_stand():

@@ -40,7 +40,7 @@ def test_a_folder_of_results_becomes_a_page_and_files(place, tmp_path, capsys):
     assert re.fullmatch(r"\S+page.html: 6 runs, \d+ pictures, \d+ tables, \d\.\d MB", first)
     assert second == f"not checked, as earlier versions wrote no checksums: {place}/a.jsonl and 2 more"
     page = out.read_text(encoding="utf-8")
-    assert "b.jsonl: 1 runs have another result elsewhere" in page
+    assert "b.jsonl: 1 run has another result elsewhere" in page
     assert "40.50 ± 0.71" in page
     assert "51.49" in page, "the paper's λ_max"
     assert "1.980" in page
@@ -94,7 +94,7 @@ def test_diverged_runs_are_named_and_drawn_nowhere(place, tmp_path, capsys):
     write(place / "a.jsonl", rows)
     assert run(capsys, place, "--out", tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Diverged: FedAvg, FedAvg+MAN." in page
+    assert "Diverged: FedAvg, Dirichlet 0.3; FedAvg+MAN, Dirichlet 0.3." in page
     assert "NaN" not in page
 
 
@@ -196,4 +196,4 @@ def test_one_results_file_is_enough(place, tmp_path, capsys):
     code, output, _ = run(capsys, path, "--out", tmp_path / "page.html")
     assert code == 0
     assert "1 runs" in output
-    assert "a.jsonl: 1 runs have another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "a.jsonl: 1 run has another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")

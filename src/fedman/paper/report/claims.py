@@ -14,7 +14,7 @@ from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.hessian import Measured, by_place, comparable
-from fedman.paper.report.series import MAN, method_title
+from fedman.paper.report.series import MAN, method_title, seeds_text
 from fedman.paper.report.tables import BLANK, Table, points
 from fedman.runs.text_tables import mean_std
 
@@ -44,7 +44,9 @@ def claims(measured: Sequence[Measured]) -> list[tuple[str, Claim]]:
     usual = [m for m in measured if not m.variant and m.papers_method and m.dataset in paper.TABLES]
     found = []
     for members in by_place(usual):
-        every = (*_falls(members), *_sam_and_man(members), *_ranks(members), *_negative(members))
+        every = (
+            *_falls(members), *_sam_and_man(members), *_ranks(members), *_negative(members), *_clients(members)
+        )  # fmt: skip
         found += [(members[0].place, claim) for claim in every]
     return found
 
@@ -130,6 +132,8 @@ def _ranks(members: Sequence[Measured]) -> Iterator[Claim]:
     """From about the 50th on, FedAvg+MAN's eigenvalues are smaller than FedSAM's."""
     shown, count = comparable(members, "top", _eigenvalues)
     values = {(m.algorithm, m.penalty, m.seed): found for m, found in shown.items()}
+    told: dict[str, list[int]] = {}
+    firsts = []
     for seed in sorted({m.seed for m in shown}):
         man, sam = (values.get((*method, seed)) for method in (("fedavg", MAN), ("fedsam", "")))
         if man is None or sam is None:
@@ -140,8 +144,11 @@ def _ranks(members: Sequence[Measured]) -> Iterator[Claim]:
             before = _runs([rank for rank, (a, b) in enumerate(pairs[: first - 1], 1) if a < b])
             also = f" (and at {', '.join(before)})" if before else ""
             below = f"smaller from rank {first} to" if first <= len(pairs) else "not smaller at rank"
-            here = f"{below} {len(pairs)}{also}{_on(count)}, seed {seed}"
-            yield Claim(RANKS, f"“after about {RANK}”", here, first <= RANK)
+            told.setdefault(f"{below} {len(pairs)}{also}", []).append(seed)
+            firsts.append(first)
+    if firsts:
+        here = "; ".join(f"{text}, {seeds_text(seeds)}" for text, seeds in told.items())
+        yield Claim(RANKS, f"“after about {RANK}”", f"{here}{_on(count)}", max(firsts) <= RANK)
 
 
 def _runs(ranks: Sequence[int]) -> list[str]:
@@ -172,6 +179,15 @@ def _negative(members: Sequence[Measured]) -> Iterator[Claim]:
     if bounds:
         here = f"their sum as a share of the positive ones': {', '.join(told)}; the quadrature does not resolve more"
         yield Claim("negative eigenvalues are negligible", BLANK, here, False if max(bounds) >= NEGLIGIBLE else None)
+
+
+def _clients(members: Sequence[Measured]) -> Iterator[Claim]:
+    """λ_max of the mean loss is at most the mean of the clients' λ_max."""
+    found = [m.best["clients"] for m in members if "clients" in m.best]
+    shares = [entry["top"] / entry["mean"] for entry in found if entry["mean"] > 0]
+    if shares:
+        here = f"{between(shares, lambda v: f'{v:.2f}')} of that mean ({counted(shares, 'model')})"
+        yield Claim("λ_max is at most the mean of the clients' λ_max", BLANK, here, max(shares) <= 1)
 
 
 def negative_share(found: Density) -> float:
@@ -222,6 +238,11 @@ def percent(changes: Sequence[float]) -> str:
 def between(values: Sequence[Figure], text: Callable[[Figure], str]) -> str:
     """The smallest and the largest, or the one text that both have."""
     return " to ".join(dict.fromkeys(map(text, (min(values), max(values)))))
+
+
+def counted(found: Sequence[object], noun: str) -> str:
+    """1 model; 2 models."""
+    return f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
 
 
 def _share(value: float) -> str:

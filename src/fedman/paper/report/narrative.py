@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedman.paper import targets as paper
-from fedman.paper.presets import METHODS, SEEDS, ZETA
+from fedman.paper.presets import METHODS, SEEDS, SWEEPS, ZETA
 from fedman.paper.report import claims
 from fedman.paper.report.compare import (
     ABOVE,
@@ -25,7 +25,9 @@ from fedman.paper.report.compare import (
 from fedman.paper.report.hessian import Measured, plain_and_penalised
 from fedman.paper.report.series import MAN, Series, Setting, method_title, part_title, penalties_of
 from fedman.paper.report.tables import difference, points
+from fedman.runs.grid import cells
 from fedman.runs.records import Headline
+from fedman.runs.sweep import recorded
 
 Place = tuple[str, str, str, str]
 """A cell of a table: data set, partition, algorithm, penalty."""
@@ -58,7 +60,7 @@ def _sizes(measured: Sequence[Measured]) -> list[str]:
         "trace": [m.trace / theirs.trace for m, theirs in known if not math.isnan(m.trace)],
     }
     told = [
-        f"the {what} is {min(v):.2f} to {max(v):.2f} of the paper's ({len(v)} models)"
+        f"the {what} is {min(v):.2f} to {max(v):.2f} of the paper's ({claims.counted(v, 'model')})"
         for what, v in ratios.items()
         if v
     ]
@@ -76,7 +78,9 @@ def _falls(measured: Sequence[Measured], penalty: str) -> list[str]:
         changes = [after / before - 1 for before, after in figures if before > 0 and not math.isnan(after)]
         if changes:
             lower, by = sum(change < 0 for change in changes), claims.percent(changes)
-            sentences.append(f"{title} lowers the Hessian's {what} in {lower} of {len(changes)} pairs ({by}).")
+            sentences.append(
+                f"{title} lowers the Hessian's {what} in {lower} of {claims.counted(changes, 'pair')} ({by})."
+            )
     return sentences
 
 
@@ -92,7 +96,7 @@ def _standing(measured: Sequence[Measured], penalty: str) -> list[str]:
     loss, gradient = claims.between(rises, lambda v: points(v, ".2g")), claims.between(ratios, lambda v: f"{v:.1f}")
     return [
         f"{part_title('penalty', penalty)} changes the training loss by {loss} and makes its gradient {gradient} times "
-        f"as long ({len(ratios)} pairs): part of the difference in sharpness may come from that."
+        f"as long ({claims.counted(ratios, 'pair')}): part of the difference in sharpness may come from that."
     ]
 
 
@@ -101,18 +105,31 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
     table of the paper was begun."""
     if not any(data.in_paper for data in comparisons):
         return []
-    cells = {
+    wanted = {
         name: [(name, where, a, penalty) for a in METHODS for penalty in ("", MAN) for where in paper.PARTITIONS]
         for name in paper.TABLES
     }
     runs = {_place(c.series): len(c.series.runs) for d in comparisons if d.in_paper for c in d.cells}
-    sentences = [text for name, of in cells.items() for text in _gaps(paper.title(name), "cells", of, runs)]
+    sentences = [text for name, of in wanted.items() for text in _gaps(paper.title(name), "cells", of, runs)]
     usual = [m for m in measured if not m.variant]
-    models = [c for of in cells.values() for c in of if paper.sharpness(*c[:3], bool(c[3]))]
-    sentences += _gaps("Hessian", "models", models, Counter(_place(m) for m in usual if not math.isnan(m.top)))
-    for what, name in (("The Hessian's blocks by layer", "layers"), ("The clients' λ_max", "clients")):
-        lacking = set(models) - {_place(m) for m in usual if name in m.best}
-        sentences += [f"{what}: {len(lacking)} of {len(models)} models."] if lacking else []
+    models = [c for of in wanted.values() for c in of if paper.sharpness(*c[:3], bool(c[3]))]
+    for what, has in (
+        ("Hessian", lambda m: not math.isnan(m.top)),
+        ("The Hessian's blocks by layer", lambda m: "layers" in m.best),
+        ("The clients' λ_max", lambda m: "clients" in m.best),
+    ):
+        sentences += _gaps(what, "cells", models, Counter(_place(m) for m in usual if has(m)))
+    return [*sentences, *_left(comparisons)]
+
+
+def _left(comparisons: Sequence[Comparison]) -> list[str]:
+    """How many runs of the paper's sensitivity and variants there are not, of committed code."""
+    rows = [row for data in comparisons for s in data.all_series for row in s.runs]
+    sentences = []
+    for name in ("paper-zeta", "paper-variants", "paper-tiny-variants"):
+        grid = cells({"seed": SEEDS}, SWEEPS[name])
+        left = len(grid) - len(recorded(grid, rows))
+        sentences += [f"Sweep {name}: {left} of {len(grid)} runs with committed code."] if left else []
     return sentences
 
 
@@ -132,12 +149,12 @@ def _gaps(title: str, what: str, wanted: Sequence[Place], seeds: Mapping[Place, 
     return [f"{title}: {'; '.join(told)}."] if told else []
 
 
-def tiles(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
-    """The few figures to read first, each with what it is."""
+def tiles(comparisons: Sequence[Comparison], more: int = 0) -> list[tuple[str, str]]:
+    """The few figures to read first, each with what it is; `more` runs are not in the comparisons."""
     by_headline = {data.headline: [d for d in comparisons if d.headline == data.headline] for data in comparisons}
     cells = [cell for data in comparisons for cell in data.cells]
     compared = [cell for cell in cells if cell.target]
-    made = [(str(sum(len(s.runs) for data in comparisons for s in data.all_series)), "runs")]
+    made = [(str(more + sum(len(s.runs) for data in comparisons for s in data.all_series)), "runs")]
     if gains := [pair.gain for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]:
         added = penalties_title(penalties_of(cell.series for cell in cells))
         made.append((f"{sum(gain > 0 for gain in gains)} of {len(gains)}", f"pairs in which {added} gains"))
@@ -173,8 +190,8 @@ def _measured(data: Comparison) -> str:
         return "No run in the usual setting."
     cells = "cell" if len(data.cells) == 1 else "cells"
     text = f"{len(data.cells)} {cells}, {data.seeds} each, {data.zeta_text}."
-    diverged = [cell.series.method for cell in data.cells if math.isnan(cell.series.mean)]
-    return f"{text} Diverged: {', '.join(diverged)}." if diverged else text
+    diverged = [_where(cell.series) for cell in data.cells if math.isnan(cell.series.mean)]
+    return f"{text} Diverged: {'; '.join(diverged)}." if diverged else text
 
 
 def _pairs(data: Comparison, penalty: str) -> list[Pair]:

@@ -218,6 +218,12 @@ def method_order(algorithm: str) -> int:
     return position([*METHODS, *(name for name in ALGORITHMS if name not in METHODS)], algorithm)
 
 
+def seeds_text(seeds: Iterable[int]) -> str:
+    """seed 0; seeds 0, 2."""
+    known = sorted(set(seeds))
+    return f"seed{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
+
+
 def slug(name: str) -> str:
     """A name that is safe in a file's name, in an attribute and in a style, and not too long for any."""
     safe = "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"
