@@ -2,13 +2,16 @@
 
     python docs/refresh.py [--picture]
 
-A document names a table that `fedman report results` makes, and the table goes between the two marks:
+A document names a table or a text that `fedman report results` makes, and it goes between the two marks:
 
     <!-- table cifar100-headline -->
     <!-- end -->
 
---picture also makes docs/cifar100.png of three of the page's figures, and takes docs/report.png from the page; that
-needs selenium and Chromium.
+or <!-- text field-answer -->, or <!-- picture field.png: what it shows -->, of a picture in docs/. Of a table that is
+not there the document says that it was not measured; in place of a text or a picture there is nothing.
+
+--picture also makes docs/cifar100.png and docs/field.png of figures of the page, where there are such, and takes
+docs/report.png from the page; that needs selenium and Chromium.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import io
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -36,18 +40,28 @@ PAGES = (
     "results/README.md",
 )
 DOCUMENTS = tuple(ROOT / page for page in PAGES)
-BLOCK = re.compile(r"(<!-- table ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|text|picture) ([\w.-]+)(?:: ([^\n]*))? -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH, SECTION, GROUPS = 1280, "#cifar100", 3  # of docs/report.png
-SIDE_BY_SIDE = ("curves-1", "fedavg-plain-surface", "fedavg-man-surface")  # in docs/cifar100.png, of Dirichlet 0.3
+SIDE_BY_SIDE = {
+    "cifar100": [f"cifar100-dir0.3-{name}" for name in ("curves-1", "fedavg-plain-surface", "fedavg-man-surface")],
+    "field": ["field-tuned-dir0.3-overview", "field-hessian", "field-trace"],
+}
+"""Pictures in docs/, each of figures of the page."""
 
 
 def refreshed(text: str, tables: Path) -> str:
-    """A document with the tables that lie in a folder."""
+    """A document with the tables and texts that lie in a folder, and the pictures that lie in docs/."""
+
+    def content(kind: str, name: str, alt: str) -> str:
+        if kind == "picture":
+            return f"![{alt}]({name})\n" if (ROOT / "docs" / name).exists() else ""
+        path = tables / f"{name}.md"
+        missing = "Not measured yet.\n" if kind == "table" else ""
+        return path.read_text(encoding="utf-8") if path.exists() else missing
 
     def block(match: re.Match[str]) -> str:
-        path = tables / f"{match[2]}.md"
-        content = path.read_text(encoding="utf-8") if path.exists() else "Not measured yet.\n"
-        return f"{match[1]}{content}{match[3]}"
+        start, kind, name, alt, end = match.groups()
+        return f"{start}{content(kind, name, alt)}{end}"
 
     return BLOCK.sub(block, text)
 
@@ -76,9 +90,9 @@ def picture(page: Path, path: Path) -> None:
     save(Image.open(io.BytesIO(base64.b64decode(shot["data"]))), path)
 
 
-def side_by_side(figures: Path, path: Path) -> None:
-    """Convergence and loss surfaces in one picture, for the README."""
-    images = [Image.open(figures / f"cifar100-dir0.3-{name}.png") for name in SIDE_BY_SIDE]
+def side_by_side(figures: Sequence[Path], path: Path) -> None:
+    """Figures of the page in one picture."""
+    images = [Image.open(figure) for figure in figures]
     height = max(image.height for image in images)
     joined = Image.new("RGB", (sum(image.width for image in images), height), "white")
     left = 0
@@ -101,12 +115,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         print(command(ROOT / "results", page))
+        if options.picture:
+            for name, parts in SIDE_BY_SIDE.items():
+                figures = [Path(folder) / f"report_files/figures/{part}.png" for part in parts]
+                if all(figure.exists() for figure in figures):
+                    side_by_side(figures, ROOT / f"docs/{name}.png")
+            picture(page, ROOT / "docs/report.png")
         for document in DOCUMENTS:
             text = document.read_text(encoding="utf-8")
             document.write_text(refreshed(text, Path(folder) / "report_files/tables"), encoding="utf-8")
-        if options.picture:
-            side_by_side(Path(folder) / "report_files/figures", ROOT / "docs/cifar100.png")
-            picture(page, ROOT / "docs/report.png")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import pytest
 
 from fedman.config import resolve
 from fedman.paper.presets import PRESETS, SWEEPS, TUNED, ZETA
-from fedman.paper.report import command, field
+from fedman.paper.report import command, curves, field, field_narrative
 from fedman.paper.report.sources import FieldSources, find
 from fedman.runs import tune
 from fedman.runs.grid import cells
 from tests.cli.command_line import main_ok
-from tests.paper.report.report_rows import eigenvalues, estimate, pair, row, write
+from tests.paper.report.report_rows import compare, eigenvalues, estimate, pair, row, write
 
 MEANS = {"fedavg": (40.0, 53.0), "feddyn": (50.0, 55.0), "fedacg": (52.0, 51.0)}
 CHOSEN = {"fedavg": {"lr": 0.1}, "feddyn": {"alpha": 0.1, "lr": 0.03}, "fedacg": {"server_momentum": 0.7, "lr": 0.1}}
@@ -79,6 +79,10 @@ def results(tmp_path_factory):
 def data(results):
     found = find(results)
     return field.field(found.field, found.rows)
+
+
+def told(data):
+    return " ".join(text for _, sentences in field_narrative.briefs(data) for text in sentences)
 
 
 def cell(table, method, column):
@@ -153,9 +157,9 @@ def test_penalties_beside_man(data):
     table = field.penalties(data)
     assert table.header == ["penalty", "ζ", "FedAvg", "against none"]
     assert [line[:2] for line in table.rows] == [
-        ["none", "–"], ["MAN", "0.15"], ["none, weight_decay=0.002", "–"], ["FedDecorr", "0.1"]
+        ["none", "–"], ["MAN", "0.15"], ["FedDecorr", "0.1"], ["none, weight_decay=0.002", "–"]
     ]  # fmt: skip
-    assert [line[3] for line in table.rows] == ["–", "+13.00", "+3.50", "+8.50"]
+    assert [line[3] for line in table.rows] == ["–", "+13.00", "+8.50", "+3.50"]
 
 
 def test_rank_correlations(data):
@@ -168,30 +172,82 @@ def test_rank_correlations(data):
 
 
 def test_sentences_say_no_more_than_was_measured(data):
-    text = " ".join(field.sentences(data))
-    assert "Of 36 methods, 6 on Dirichlet 0.3, 0 on Dirichlet 0.6, 2 on iid are measured tuned" in text
+    text = told(data)
+    assert "Of 36 methods, tuned 6 on Dirichlet 0.3, 0 on Dirichlet 0.6, 2 on iid; with the defaults 4 " in text
     assert "the best is FedDyn+MAN with 55.50 ± 0.71 %; the best without MAN FedACG with 52.50 ± 0.71 %." in text
-    assert "MAN raises the accuracy of 2 of 3 algorithms tuned" in text
-    assert "MAN raises the accuracy of 2 of 2 algorithms with their defaults" in text
-    assert text.count("It does not help FedACG.") == 1
-    assert "Tuning alone adds +0.00 (FedAvg) to +3.50 (FedDyn), +0.75 in the median of 4 methods." in text
+    assert (
+        "Tuned, MAN raises the accuracy of 2 of 3 algorithms on Dirichlet 0.3, in points −1.00 (FedACG) to +13.00 "
+        "(FedAvg), +5.00 in the median; 1 of 1 on iid, +5.00 (FedDyn). It does not help FedACG (−1.00) on Dirichlet "
+        "0.3."
+    ) in text
+    assert "With the defaults, MAN raises the accuracy of 2 of 2 algorithms on Dirichlet 0.3, in points +7.00 (" in text
+    assert text.count("It does not help") == 1
+    assert "On Dirichlet 0.3 tuning adds +0.00 (FedAvg) to +3.50 (FedDyn), +0.75 in the median (4 methods)." in text
+    assert (
+        "Over FedAvg, tuned alike on Dirichlet 0.3, the other algorithms gain +10.00 (FedDyn) to +12.00 (FedACG); in "
+        "the median of 1 +10.00, with the defaults +6.50. Over FedAvg+MAN, tuned alike on Dirichlet 0.3, the other "
+        "algorithms with MAN gain −2.00 (FedACG) to +2.00 (FedDyn); in the median of 1 +2.00, with the defaults +0.50. "
+        "FedAvg+MAN is ahead of 2 of the 2 others without MAN."
+    ) in text
+    assert (
+        "On FedAvg with its defaults MAN adds +13.00, other penalties and more weight decay +3.50 (weight_decay=0.002) "
+        "to +8.50 (FedDecorr, ζ = 0.1); 0 of 2 add more than MAN."
+    ) in text
+    assert "Rank correlation of the measures of sharpness with test accuracy: −1.00 (λ_max of the Hessian)" in text
+    assert "Diverged" not in text
     only = field.field(FieldSources(tunings=[tuning("fedavg")]), [])
-    assert field.sentences(only) == [
-        "Of 36 methods, 0 on Dirichlet 0.3, 0 on Dirichlet 0.6, 0 on iid are measured tuned, and 0 on Dirichlet 0.3, "
-        "0 on Dirichlet 0.6, 0 on iid with their defaults."
-    ]
+    assert told(only) == (
+        "Of 36 methods, tuned 0 on Dirichlet 0.3, 0 on Dirichlet 0.6, 0 on iid; with the defaults 0 on "
+        "Dirichlet 0.3, 0 on Dirichlet 0.6, 0 on iid. Tuning took 12 runs, 6 for each of 2 methods."
+    )
+    assert field_narrative.answer(only) == field_narrative.answer(None) == ""
     assert {tuple(line[2:5]) for line in field.ranking(only).rows} == {("–",) * 3}
     assert field.field(FieldSources(), []) is None
 
 
-def test_a_method_that_diverged_is_named(results):
-    """Its algorithm is not among those of which the sentences count what MAN raises."""
+def test_what_diverges_with_man_is_told_and_uncommitted_code_is_marked(results):
     found = find(results)
-    lost = row(float("nan"), algorithm="feddyn", zeta=0, seed=2, **CHOSEN["feddyn"])
-    text = field.sentences(field.field(FieldSources([*found.field.rows, lost], [], found.field.tunings), found.rows))
-    assert "Diverged on Dirichlet 0.3, tuned: FedDyn." in text
-    assert not any("Diverged" in each and "defaults" in each for each in text)
-    assert any("MAN raises the accuracy of 1 of 2 algorithms tuned" in each for each in text)
+    rows = [r | {"source": {}} if r["config"]["algorithm"] == "feddyn" else r for r in found.field.rows]
+    lost = [i for i, r in enumerate(rows) if r["config"]["algorithm"] == "fedacg" and r["config"]["zeta"]]
+    rows[lost[0]] = {
+        key: rows[lost[0]][key] for key in ("config", "version", "source", "curve")
+    } | {"diverged": "round 3: not finite", "round": 3}  # fmt: skip
+    data = field.field(FieldSources(rows, [], found.field.tunings), found.rows)
+    text = told(data)
+    assert "Diverged with one seed or more: FedACG+MAN (Dirichlet 0.3, tuned)." in text
+    assert "MAN raises the accuracy of 2 of 3 algorithms on Dirichlet 0.3, in points +5.00 (FedDyn) to" in text
+    assert "It does not help FedACG (diverges) on Dirichlet 0.3." in text
+    ranking = field.ranking(data)
+    assert cell(ranking, "FedACG+MAN", "rank") == "–"
+    assert cell(ranking, "FedACG+MAN", "tuned") == "diverged"
+    assert cell(ranking, "FedDyn+MAN", "tuned") == "55.50 ± 0.71†"
+    assert cell(field.gains(data), "FedDyn", "Dirichlet 0.3, tuned") == "+5.00†"
+    assert cell(field.partitions(data), "FedDyn", "iid, tuned") == "50.00†"
+    assert all("† with a run" in table.note for table in (ranking, field.gains(data), field.partitions(data)))
+
+
+def test_at_most_three_algorithms_share_a_panel():
+    names = ("fedavg", "feddyn", "fedsam", "fedcm", "fedacg", "fedavgm", "fedadam", "fedgloss")
+    found = compare([r for name in names for r in pair(40.0, 50.0, name)])
+    drawn = [{line["series"].split()[0] for line in json.loads(p.hover)["lines"]} for p in curves.convergence(found)]
+    assert drawn == [
+        {"fedavg", "feddyn"}, {"fedsam"}, {"fedavgm", "fedadam", "fedcm"}, {"fedacg", "fedgloss"}
+    ]  # fmt: skip
+
+
+def test_equal_accuracies_share_a_rank(results):
+    found = find(results)
+    rows = [
+        r | {"accuracy": {"all": 55.0 + r["config"]["seed"]}} if r["config"]["algorithm"] == "feddyn" else r
+        for r in found.field.rows
+    ]
+    data = field.field(FieldSources(rows, [], found.field.tunings), found.rows)
+    table = field.ranking(data)
+    assert [(line[0], line[1]) for line in table.rows[:3]] == [
+        ("1", "FedDyn"),
+        ("1", "FedDyn+MAN"),
+        ("3", "FedAvg+MAN"),
+    ]
 
 
 def test_a_setting_that_was_not_chosen_is_not_shown_as_tuned(results):
@@ -204,18 +260,51 @@ def test_a_setting_that_was_not_chosen_is_not_shown_as_tuned(results):
 
 def test_the_page_shows_the_field_apart(results, tmp_path):
     said = command(results, tmp_path / "report.html")
-    assert "5 runs" in said
+    assert "21 runs" in said
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<section id="field">' in page
     tables = tmp_path / "report_files/tables"
     assert "FedACG" not in (tables / "cifar100-headline.md").read_text(encoding="utf-8")
-    assert (tables / "field-summary.md").read_text(encoding="utf-8").startswith("**What follows.** Of 36 methods")
-    assert "field" not in (tables / "summary.md").read_text(encoding="utf-8").lower()
+    assert (tables / "field-summary.md").read_text(encoding="utf-8").startswith("**Measured.** Of 36 methods, tuned 6")
+    answer = (tables / "field-answer.md").read_text(encoding="utf-8")
+    assert answer.startswith("**After the paper**: 18 algorithms on CIFAR-100")
+    assert answer.count("\n") == 1
+    assert "Tuned, MAN raises the accuracy of 2 of 3 algorithms on Dirichlet 0.3" in answer
+    assert "1 run was evaluated on samples held out" in (tables / "summary.md").read_text(encoding="utf-8")
+    runs = (tables / "all-runs.md").read_text(encoding="utf-8")
+    assert "| FedACG+MAN |" in runs
     assert len((tables / "field-tried.md").read_text(encoding="utf-8").splitlines()) == 4 + 36
     assert {p.stem for p in tables.glob("field-*.md")} == {
         f"field-{name}"
-        for name in ("ranking", "gains", "partitions", "penalties", "sharpness", "tried", "summary")
+        for name in ("ranking", "gains", "partitions", "penalties", "sharpness", "tried", "summary", "answer")
     }  # fmt: skip
+
+
+def test_only_what_is_in_a_folder_of_the_place_is_of_the_field(results, tmp_path):
+    """A folder `field` above the place means nothing, and what lies in the folder of a run is of the run."""
+    other = tmp_path / "field" / "runs"
+    (other / "field" / "fedavg-seed0").mkdir(parents=True)
+    write(other / "cifar100.jsonl", pair(40.0, 53.0))
+    write(other / "field" / "tuned.jsonl", pair(41.0, 54.0, "fedprox"))
+    record = json.dumps(measured(row(40.0, zeta=0), top=1.0, trace=1.0))
+    for place in ("measured.flatness.json", "field/fedavg-seed0/flatness.json", "field/fedavg.flatness.json"):
+        (other / place).write_text(record)
+    found = find(other)
+    assert (len(found.rows), len(found.flatness), len(found.field.rows), len(found.field.flatness)) == (2, 2, 2, 1)
+    alone = find(results / "field")
+    assert (len(alone.rows), len(alone.field.rows), len(alone.field.tunings)) == (0, 16, 3)
+
+
+def test_a_repeated_run_of_the_papers_table_is_told(results):
+    """The field's tables show the run whose model was measured."""
+    place = results.parent / "again"
+    (place / "field").mkdir(parents=True)
+    write(place / "cifar100.jsonl", pair(40.0, 53.0))
+    write(place / "field" / "tuned.jsonl", [row(40.5, zeta=0), row(53.0)])
+    found = find(place)
+    assert found.notes == ["1 run was played again for the field, with another result, which its tables show."]
+    data = field.field(found.field, found.rows)
+    assert data.get(data.default, ("fedavg", "")).mean == 40.5
 
 
 @pytest.mark.slow

@@ -28,12 +28,15 @@ from fedman.paper.report.series import (
     method_title,
     part_title,
     penalty_of,
+    penalty_order,
+    position,
     said,
+    seeds_text,
     series,
 )
 from fedman.paper.report.sources import FieldSources
-from fedman.paper.report.tables import BLANK, Table, points, rounds_text
-from fedman.runs.records import Headline, ResultRow, Settings, decisive, headline
+from fedman.paper.report.tables import BLANK, Table, points, rounds_text, unexplained
+from fedman.runs.records import Headline, ResultRow, Settings, axes, decisive, headline
 from fedman.runs.results import identity, settings_identity
 from fedman.runs.text_tables import mean_std
 from fedman.runs.tune import Tried, Tuning
@@ -41,6 +44,14 @@ from fedman.runs.tune import Tried, Tuning
 DATASET, PLACE = "cifar100", "dir0.3"  # the latter: where methods were tuned, ranked and measured
 Method = tuple[str, str]
 """An algorithm and a penalty, "" where there is none."""
+Penalised = tuple[str, float, str]
+"""A penalty, its ζ, and what else is changed."""
+PLAIN: Penalised = ("", 0.0, "")
+SIDES: dict[str, Callable[[Settings], object]] = {
+    "all": lambda config: True,
+    "plain": lambda config: not config["zeta"],
+    "with MAN": lambda config: config["zeta"],
+}
 METHODS: list[Method] = [(algorithm, penalty) for algorithm in TUNED for penalty in ("", MAN)]
 
 
@@ -92,7 +103,7 @@ class Field:
     tuned: Study
     default: Study
     choices: Mapping[Method, Tried]
-    penalties: list[Series]  # other than MAN, and other weight decays, at PLACE
+    penalised: Mapping[str, Mapping[Penalised, Series]]  # by algorithm: none, MAN, other penalties, more weight decay
     models: list[tuple[ResultRow, Measurements]]  # what was measured of which run, at PLACE
     tunings: list[Tuning]
 
@@ -130,17 +141,23 @@ def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
     rows = {identity(row): row for row in (*papers, *found.rows) if row["config"].get("dataset") == DATASET}
     usual_model = (s for s in series(list(rows.values())) if s.headline == Headline() and not s.model)
     members = [s for s in usual_model if s.algorithm in TUNED]
-    choices = {_method(tried["config"]): tried for t in found.tunings for tried in t["settings"] if tried["chosen"]}
+    choices = {method_of(tried["config"]): tried for t in found.tunings for tried in t["settings"] if tried["chosen"]}
     usual = [s for s in members if s.papers_method and s.zeta in (0, ZETA[DATASET])]
     tuned = [s for s in usual if (choice := choices.get((s.algorithm, s.penalty))) and _same(s, choice)]
     default = [s for s in usual if not s.variant]
-    others = [s for s in members if s.partition == PLACE and (not s.papers_method or _decay_alone(s))]
+    here = [s for s in members if s.partition == PLACE]
+    others = {s.algorithm for s in here if _compared(s)}
+    penalised = {
+        a: {(s.penalty, s.zeta, s.variant): s for s in here if s.algorithm == a and (s in default or _compared(s))}
+        for a in TUNED
+        if a in others
+    }
     models = [(row, m) for row, m in _measured(found.flatness, rows) if row["config"]["partition"] == PLACE]
     return Field(
         _study("field-tuned", "The field, tuned", tuned),
         _study("field-default", "The field, defaults", default),
         choices,
-        others,
+        penalised,
         models,
         found.tunings,
     )
@@ -152,15 +169,16 @@ def ranking(data: Field) -> Table:
     header = ["rank", "method", "tuned", "default", "tuning adds", "chosen", f"rounds to {target or 50:g} %", "s",
               "λ_max", "trace"]  # fmt: skip
     rows = []
-    for rank, method in enumerate(data.ranked, 1):
+    means = [c.series.mean for c in data.tuned.of(PLACE) if math.isfinite(c.series.mean)]
+    for method in data.ranked:
         tuned, default = data.get(data.tuned, method), data.get(data.default, method)
         known = tuned is not None and math.isfinite(tuned.mean)
         rows.append(
             [
-                str(rank) if known else BLANK,
+                str(1 + sum(mean > tuned.mean + 1e-9 for mean in means)) if tuned and known else BLANK,
                 method_title(*method),
-                tuned.text if tuned else BLANK,
-                default.text if default else BLANK,
+                _text(tuned),
+                _text(default),
                 points(data.tuning_gain(method)),
                 setting_text(data.choices.get(method)),
                 rounds_text(tuned) if tuned else BLANK,
@@ -172,9 +190,10 @@ def ranking(data: Field) -> Table:
     note = (
         f"Accuracy of the mean of all clients in %, {_seeds(data.tuned, PLACE)}, ζ = {ZETA[DATASET]:g}. Settings were "
         "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max "
-        "and trace: of the training loss at the tuned models. –: not measured."
+        f"and trace: of the training loss at the tuned models{_of_seeds(data)}. –: not measured. {unexplained(rows)}"
     )
-    return Table("field-ranking", f"CIFAR-100, {paper.partition_title(PLACE)}: the field", header, rows, note, 2)
+    title = f"CIFAR-100, {paper.partition_title(PLACE)}: the field"
+    return Table("field-ranking", title, header, rows, note.strip(), 2)
 
 
 def partitions(data: Field) -> Table:
@@ -183,75 +202,72 @@ def partitions(data: Field) -> Table:
     rows = []
     for method in data.ranked:
         found = [data.get(study, method, p) for p in PARTITIONS for study in (data.tuned, data.default)]
-        rows.append([method_title(*method), *(s.text if s else BLANK for s in found)])
-    note = "Chosen once, on Dirichlet 0.3. Where the defaults were chosen, the two columns hold the same runs."
-    return Table("field-partitions", "CIFAR-100: the field on three partitions", header, rows, note)
+        rows.append([method_title(*method), *map(_text, found)])
+    note = (
+        "Chosen once, on Dirichlet 0.3. Where the defaults were chosen, the two columns hold the same runs. "
+        f"Without ±: one seed. –: not measured. {unexplained(rows)}"
+    )
+    return Table("field-partitions", "CIFAR-100: the field on three partitions", header, rows, note.strip())
 
 
 def gains(data: Field) -> Table:
     """What MAN adds to every algorithm."""
     header = ["algorithm", *(f"{paper.partition_title(p)}, {how}" for p in PARTITIONS for how in ("tuned", "default"))]
-    rows = []
-    for algorithm in TUNED:
-        found = (data.gain(study, algorithm, p) for p in PARTITIONS for study in (data.tuned, data.default))
-        rows.append([method_title(algorithm), *map(points, found)])
-    return Table("field-gains", "CIFAR-100: points that MAN adds", header, rows)
+    rows = [
+        [method_title(a), *(_gain(data, study, a, p) for p in PARTITIONS for study in (data.tuned, data.default))]
+        for a in TUNED
+    ]
+    note = f"–: not measured, or one of the two diverged. {unexplained(rows)}".strip()
+    return Table("field-gains", "CIFAR-100: points that MAN adds", header, rows, note)
 
 
 def penalties(data: Field) -> Table:
     """Other penalties, and more weight decay, beside MAN."""
-    kinds: dict[tuple[str, float, str], dict[str, Series]] = {}
-    usual = [s for c in data.default.of(PLACE) if (s := c.series).algorithm in {s.algorithm for s in data.penalties}]
-    for s in (*usual, *data.penalties):
-        kinds.setdefault((s.penalty, s.zeta, s.variant), {})[s.algorithm] = s
-    algorithms = [name for name in TUNED if any(name in of for of in kinds.values())]
+    algorithms = list(data.penalised)
+    kinds = dict.fromkeys(kind for of in data.penalised.values() for kind in of)
     rows = []
-    for (penalty, zeta, variant), of in kinds.items():
-        name = part_title("penalty", penalty) if penalty else "none"
-        plain = {a: data.get(data.default, (a, "")) for a in algorithms}
+    for penalty, zeta, variant in sorted(kinds, key=lambda k: (bool(k[2]), penalty_order(k[0]), k[1:])):
         cells = []
         for a in algorithms:
-            known, base = of.get(a), plain[a]
-            cells.append(known.text if known else BLANK)
-            cells.append(points(known.mean - base.mean) if known and base and (penalty or variant) else BLANK)
-        rows.append([f"{name}, {variant}" if variant else name, f"{zeta:g}" if penalty else BLANK, *cells])
+            of, kind = data.penalised[a], (penalty, zeta, variant)
+            known, base = of.get(kind), of.get(PLAIN)
+            cells += [_text(known), points(known.mean - base.mean) if known and base and kind != PLAIN else BLANK]
+        rows.append([penalty_title(penalty, variant), f"{zeta:g}" if penalty else BLANK, *cells])
     header = ["penalty", "ζ", *(word for a in algorithms for word in (method_title(a), "against none"))]
     title = f"CIFAR-100, {paper.partition_title(PLACE)}: other penalties against MAN"
-    return Table("field-penalties", title, header, rows if data.penalties else [], "Algorithms with their defaults.")
+    note = f"Algorithms with their defaults. {unexplained(rows)}".strip()
+    return Table("field-penalties", title, header, rows, note)
 
 
 def correlations(data: Field) -> Table:
     """Spearman's rank correlation of each measure of sharpness with the test accuracy of the same model."""
     rows = []
     for name, measure in MEASURES.items():
-        row = [measure.title]
-        for chosen in (
-            (lambda row: True),
-            (lambda row: not row["config"]["zeta"]),
-            (lambda row: row["config"]["zeta"]),
-        ):
-            pairs = [pair for pair in _pairs(data, name) if chosen(pair[0])]
-            row += [_spearman([(headline(r), value) for r, value in pairs]), str(len(pairs))]
-        rows.append(row)
-    header = ["measure", "all", "models", "plain", "models", "with MAN", "models"]
+        found = [(points(rho), str(count)) for rho, count in (correlation(data, name, side) for side in SIDES)]
+        rows.append([measure.title, *(word for pair in found for word in pair)])
+    header = ["measure", *(word for side in SIDES for word in (side, "models"))]
     note = (
-        "Spearman's ρ over the models on Dirichlet 0.3: −1 where the flatter model is always the more accurate one, 0 "
-        "where they have nothing to do with each other."
+        f"Spearman's ρ over the models on Dirichlet 0.3{_of_seeds(data)}: −1 where the flatter model is always the "
+        "more accurate one, 0 where they have nothing to do with each other."
     )
     return Table("field-sharpness", "Sharpness and test accuracy", header, rows if data.models else [], note)
 
 
+def correlation(data: Field, name: str, side: str) -> tuple[float | None, int]:
+    """The rank correlation of a measure with accuracy on one of the `SIDES`, and of how many models."""
+    pairs = [(headline(row), value) for row, value in _pairs(data, name) if SIDES[side](row["config"])]
+    return spearman(pairs), len(pairs)
+
+
 def tried(data: Field) -> Table:
     """Every setting that was tried."""
+    settings = [(str(tuning["rungs"][-1]), each) for tuning in data.tunings for each in tuning["settings"]]
     rows = []
-    for tuning in data.tunings:
-        last = str(tuning["rungs"][-1])
-        for each in sorted(tuning["settings"], key=lambda each: list(TUNED).index(str(each["config"]["algorithm"]))):
-            value, known = each["scores"].get(last), last in each["scores"]
-            score = (BLANK if not known else "diverged") if value is None else f"{value:.2f}"
-            chosen = "●" if each["chosen"] else ""
-            rows.append([method_title(*_method(each["config"])), setting_text(each), score, chosen,
-                         f"{each.get('seconds', math.nan):.1f}"])  # fmt: skip
+    for last, each in sorted(settings, key=lambda found: position(TUNED, str(found[1]["config"]["algorithm"]))):
+        value, known = each["scores"].get(last), last in each["scores"]
+        score = (BLANK if not known else "diverged") if value is None else f"{value:.2f}"
+        chosen, seconds = "●" if each["chosen"] else "", f"{each.get('seconds', math.nan):.1f}"
+        rows.append([method_title(*method_of(each["config"])), setting_text(each), score, chosen, seconds])
     header = ["method", "setting", "accuracy on the samples held out, %", "chosen", "s"]
     return Table("field-tried", "Every setting that was tried", header, rows, words=2)
 
@@ -267,13 +283,13 @@ def scatter(data: Field) -> list[Picture]:
         figure, axes = panel()
         dots = []
         for row, value in pairs:
-            method = _method(row["config"])
+            method = method_of(row["config"])
             tone = colour(method[0])
             fill = tone if method[1] else SHEET
             axes.plot(value, headline(row), "o", markersize=5, markerfacecolor=fill, markeredgecolor=tone)
             dots.append((value, headline(row), f"{method_title(*method)} {headline(row):.2f} %"))
-        rho = _spearman([(headline(row), value) for row, value in pairs])
-        axes.set(title=f"ρ = {rho}", xlabel=title, ylabel="test accuracy, %", xscale="log")
+        rho = spearman([(headline(row), value) for row, value in pairs])
+        axes.set(title=f"ρ = {points(rho)}", xlabel=title, ylabel="test accuracy, %", xscale="log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -283,42 +299,9 @@ def scatter(data: Field) -> list[Picture]:
     return pictures
 
 
-def sentences(data: Field) -> list[str]:
-    """What follows from the tables, as far as they go."""
-    made = [_measured_sentence(data)]
-    studies = (data.tuned, "tuned"), (data.default, "with their defaults")
-    for study, how in studies:
-        if lost := [method_title(*m) for m in METHODS if (s := data.get(study, m)) and math.isnan(s.mean)]:
-            made.append(f"Diverged on Dirichlet 0.3, {how}: {', '.join(lost)}.")
-    finite = [(m, s) for m in data.ranked if (s := data.get(data.tuned, m)) and math.isfinite(s.mean)]
-    if finite:
-        (best, s), plain = finite[0], next(((m, s) for m, s in finite if not m[1]), None)
-        text = f"Tuned, on Dirichlet 0.3, the best is {method_title(*best)} with {s.text} %"
-        more = f"; the best without MAN {method_title(*plain[0])} with {plain[1].text} %" if plain and best[1] else ""
-        made.append(f"{text}{more}.")
-    for study, how in studies:
-        known = {a: gain for a in TUNED if (gain := data.gain(study, a)) is not None}
-        if known:
-            up, order = sum(gain > 0 for gain in known.values()), sorted(known, key=known.__getitem__)
-            ends = f"{points(known[order[0]])} ({method_title(order[0])}) to {points(known[order[-1]])} "
-            made.append(
-                f"MAN raises the accuracy of {up} of {len(known)} algorithms {how}; it adds {ends}"
-                f"({method_title(order[-1])}), {points(statistics.median(known.values()))} in the median."
-            )
-            if down := [method_title(a) for a in order if known[a] <= 0]:
-                made.append(f"It does not help {', '.join(down)}.")
-    adds = {m: gain for m in METHODS if (gain := data.tuning_gain(m)) is not None}
-    if adds:
-        least, most = (choose(adds, key=adds.__getitem__) for choose in (min, max))
-        made.append(
-            f"Tuning alone adds {points(adds[least])} ({method_title(*least)}) to {points(adds[most])} "
-            f"({method_title(*most)}), {points(statistics.median(adds.values()))} in the median of {len(adds)} methods."
-        )
-        both = [(data.get(data.tuned, m), data.get(data.default, m)) for m in adds]
-        orders = [(a.mean, b.mean) for a, b in both if a and b]
-        if len(orders) > 2:
-            made.append(f"Rank correlation of the order with the defaults and tuned: {_spearman(orders)}.")
-    return made
+def penalty_title(penalty: str, variant: str) -> str:
+    """A penalty in words: MAN; none, weight_decay=0.002."""
+    return ", ".join(filter(None, (part_title("penalty", penalty) if penalty else "none", variant)))
 
 
 def setting_text(choice: Tried | None) -> str:
@@ -330,21 +313,13 @@ def setting_text(choice: Tried | None) -> str:
     return " ".join(f"{k}={v}" for k, v in shown.items())
 
 
-def _measured_sentence(data: Field) -> str:
-    def count(study: Study) -> str:
-        found = [sum((c.series.algorithm, c.series.penalty) in METHODS for c in study.of(p)) for p in PARTITIONS]
-        return ", ".join(f"{n} on {paper.partition_title(p)}" for n, p in zip(found, PARTITIONS, strict=True))
-
-    total = len(METHODS)
-    return f"Of {total} methods, {count(data.tuned)} are measured tuned, and {count(data.default)} with their defaults."
-
-
 def _study(name: str, heading: str, members: Iterable[Series]) -> Study:
     cells = [Cell(s, None) for s in members]
     return Study(DATASET, Headline(), {MAN: ZETA[DATASET]}, cells, [], id=name, heading=heading)
 
 
-def _method(config: Settings) -> Method:
+def method_of(config: Settings) -> Method:
+    """The method of a configuration."""
     return str(config["algorithm"]), penalty_of(config)
 
 
@@ -357,8 +332,10 @@ def _same(s: Series, choice: Tried) -> bool:
     return ours == theirs
 
 
-def _decay_alone(s: Series) -> bool:
-    return s.variant.startswith("weight_decay=") and "," not in s.variant and not s.penalty
+def _compared(s: Series) -> bool:
+    """Whether it has another penalty than MAN, or no penalty and another weight decay."""
+    decay_alone = s.variant.startswith("weight_decay=") and "," not in s.variant and not s.penalty
+    return not s.papers_method or decay_alone
 
 
 def _measured(
@@ -391,12 +368,12 @@ def _sharpness(measured: Measurements, name: str) -> float | None:
     return found["value"] if found else None
 
 
-def _spearman(pairs: Sequence[tuple[float, float]]) -> str:
-    """Spearman's ρ; blank for fewer than three pairs, or where one of the two does not vary."""
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's ρ; None for fewer than three pairs, or where one of the two does not vary."""
     if len(pairs) < 3 or any(len(set(values)) < 2 for values in zip(*pairs, strict=True)):
-        return BLANK
+        return None
     one, other = (ranks(values) for values in zip(*pairs, strict=True))
-    return f"{np.corrcoef(one, other)[0, 1]:+.2f}".replace("-", "−")
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def _seconds(s: Series | None) -> str:
@@ -407,3 +384,18 @@ def _seconds(s: Series | None) -> str:
 def _seeds(data: Study, partition: str) -> str:
     cells = data.of(partition)
     return replace(data, cells=cells).seeds if cells else "no seeds"
+
+
+def _of_seeds(data: Field) -> str:
+    """Of which seeds models were measured."""
+    return f", {seeds_text(axes(row)['seed'] for row, _ in data.models)}" if data.models else ""
+
+
+def _text(s: Series | None) -> str:
+    return s.text + s.mark if s else BLANK
+
+
+def _gain(data: Field, study: Study, algorithm: str, partition: str) -> str:
+    gain = data.gain(study, algorithm, partition)
+    pair = (data.get(study, (algorithm, penalty), partition) for penalty in ("", MAN))
+    return BLANK if gain is None else points(gain) + max(s.mark for s in pair if s)

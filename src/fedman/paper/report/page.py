@@ -14,7 +14,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import url_quote
 
 from fedman.paper.flatness.flatness_json import FlatnessRecord
-from fedman.paper.report import claims, cost, curves, field, hessian, narrative, partitions, spectra, tables
+from fedman.paper.report import (
+    claims,
+    cost,
+    curves,
+    field,
+    field_narrative,
+    hessian,
+    narrative,
+    partitions,
+    spectra,
+    tables,
+)
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, buttons, key, tones
 from fedman.paper.report.series import MAN, Series, Setting, penalties_of, series, slug
@@ -62,6 +73,7 @@ class Report:
     sections: list[Section]
     extra: list[Table]  # tables that are files alone
     colours: dict[str, tuple[str, ...]]  # of figures and algorithms, on a light and on a dark page
+    answer: str = ""  # what the field's study says, for the README
     aside: Sequence[str] = ()  # titles of data sets that are not the paper's, in a report that has its data sets
 
     @property
@@ -77,7 +89,8 @@ class Report:
     def summaries(self) -> dict[str, str]:
         """The sentences of the sections that have some, as Markdown, by the names of their files; beside the paper's
         data sets others are left out."""
-        return {
+        answer = {"field-answer": self.answer} if self.answer else {}
+        return answer | {
             s.id if s.id == "summary" else f"{s.id}-summary": "\n".join(
                 f"**{name}.** {' '.join(sentences)}\n" for name, sentences in s.briefs if name not in self.aside
             )
@@ -99,7 +112,7 @@ def compose(found: Sources) -> Report:
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
         _flatness(found.flatness, measured, found.theorems),
         _cost(compared, all_series, found.costs),
-        Section("runs", "All runs", folded=[tables.all_runs(all_series)]),
+        Section("runs", "All runs", folded=[tables.all_runs([*all_series, *series(found.field.rows)])]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
     of_field = (
@@ -114,7 +127,8 @@ def compose(found: Sources) -> Report:
     shown = [s for s in map(_without_empty, sections) if s.briefs or s.groups or s.folded]
     colours = {key(each.algorithm): tones(each.algorithm) for each in known}
     colours = COLOURS | {name: pair for name, pair in colours.items() if name not in COLOURS}
-    return Report(title, lead, narrative.tiles(compared), shown, extra, colours, aside)
+    tiles, answer = narrative.tiles(compared, len(found.field.rows)), field_narrative.answer(the_field)
+    return Report(title, lead, tiles, shown, extra, colours, answer, aside)
 
 
 def render(report: Report, folder: str) -> str:
@@ -202,16 +216,17 @@ def _field(data: field.Field) -> Section:
     shown = data.tuned if data.tuned.cells else data.default
     columns = min(len(shown.partitions), 3)
     names, penalties = buttons([cell.series for cell in shown.cells])
-    off = [name for name, _ in names[3:]]
+    here = replace(shown, cells=shown.of(field.PLACE))
     dots = "A dot for each model; open: plain, full: with MAN."
+    curve = f"Test accuracy on {partition_title(field.PLACE)}; mean over seeds, shaded from lowest to highest."
     groups = [
         Group(tables=[field.ranking(data)]),
         *([_overview(shown, columns)] if shown.cells else []),
-        Group("Convergence", "", curves.convergence(shown), columns, names, penalties, off),
+        Group("Convergence", curve, curves.convergence(here), 3, names, penalties),
         Group(tables=[field.gains(data), field.partitions(data), field.penalties(data)]),
         Group("Flatness and accuracy", dots, field.scatter(data), 3, tables=[field.correlations(data)]),
     ]
-    briefs = [("What follows", field.sentences(data))]
+    briefs = field_narrative.briefs(data)
     return Section("field", "The field after the paper", briefs, groups, [field.tried(data)])
 
 
@@ -251,7 +266,8 @@ def _flatness(
         for draw in (spectra.spectrum, spectra.density, spectra.landscapes)
     )
     smooth = f"Stochastic Lanczos quadrature, smoothed over {100 * spectra.SMOOTH:g} % of the largest eigenvalue."
-    around = "Training loss around the models along two directions, on one scale for all."
+    around = "Training loss around the models along two directions, on one scale for each partition."
+    around += f" Of more than {spectra.MOST} models on a partition those of FedAvg are drawn, as in the paper."
     groups = [
         Group("The paper's claims", tables=[claims.table(measured)]),
         Group("Largest eigenvalue and trace", hessian.basis(measured, loss), tables=hessian.tables(measured)),
