@@ -190,7 +190,7 @@ def test_sentences_say_no_more_than_was_measured(data):
         "FedAvg+MAN is ahead of 2 of the 2 others without MAN."
     ) in text
     assert (
-        "On FedAvg with its defaults MAN adds +13.00, other penalties and more weight decay +3.50 (weight_decay=0.002) "
+        "On FedAvg with its defaults MAN adds +13.00, other penalties and weight decays +3.50 (weight_decay=0.002) "
         "to +8.50 (FedDecorr, ζ = 0.1); 0 of 2 add more than MAN."
     ) in text
     assert "Rank correlation of the measures of sharpness with test accuracy: −1.00 (λ_max of the Hessian)" in text

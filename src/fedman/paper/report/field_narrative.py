@@ -164,8 +164,8 @@ def _penalties(data: Field) -> list[str]:
         if mans and others:
             more = sum(gain > mans[0] for gain in others.values())
             told.append(
-                f"On {method_title(algorithm)} with its defaults MAN adds {points(mans[0])}, other penalties and more "
-                f"weight decay {_ends(others)}; {more} of {len(others)} add more than MAN."
+                f"On {method_title(algorithm)} with its defaults MAN adds {points(mans[0])}, other penalties and "
+                f"weight decays {_ends(others)}; {more} of {len(others)} add more than MAN."
             )
     return told
 
