@@ -168,5 +168,5 @@ def test_the_negative_share_of_other_signs():
 
 
 def test_where_the_models_stand():
-    table = claims.losses(measured((100.0, 80.0, 70.0), (900.0, 400.0, 500.0)))
+    table = hessian.losses(measured((100.0, 80.0, 70.0), (900.0, 400.0, 500.0)))
     assert table.rows[1] == ["dir0.3", "FedAvg+MAN", "0", "1.250", "0.50", "80.00", "400"]

@@ -70,8 +70,20 @@ def test_of_many_models_the_landscapes_of_fedavg_are_drawn():
 
 def test_layers_and_clients_of_the_hessian():
     measured = hessian.merge([flatness()])
-    assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3", "40", "2"]]
-    assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4", "8", "6", "10"]]
+    assert hessian.layers(measured).rows == [["dir0.3", "FedAvg", "0", "fc", "3.000", "40.00", "2.000"]]
+    assert hessian.clients(measured).rows == [["dir0.3", "FedAvg", "0", "4.000", "8.000", "6.000", "10.00"]]
+
+
+def test_seeds_of_a_setting_are_one_line():
+    records = [flatness(seed=seed) for seed in (0, 1, 2)]
+    for record, top in zip(records, (3.0, 5.0, None), strict=True):
+        record["models"]["all"]["layers"]["blocks"]["fc"]["top"] = top
+    measured = hessian.merge(records)
+    assert hessian.layers(measured).rows == [
+        ["dir0.3", "FedAvg", "0, 1, 2", "fc", "4.000 ± 1.414", "40.00 ± 0.00", "2.000 ± 0.000"]
+    ]  # fmt: skip
+    assert hessian.clients(measured).rows[0][2:4] == ["0, 1, 2", "4.000 ± 0.000"]
+    assert hessian.losses(measured).rows[0][2:4] == ["0, 1, 2", "1.000 ± 0.000"]
 
 
 def test_the_theory_is_a_table():

@@ -16,7 +16,6 @@ from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.hessian import Measured, by_place, comparable
 from fedman.paper.report.series import MAN, method_title, seeds_text
 from fedman.paper.report.tables import BLANK, Table, points
-from fedman.runs.text_tables import mean_std
 
 NEGLIGIBLE = 0.01  # of the positive eigenvalues' sum
 RANK = 50  # "after about 50 eigenvalues"
@@ -79,22 +78,6 @@ def sentences(measured: Sequence[Measured]) -> list[str]:
         if claim.holds
     ]
     return [f"{text}.", *ranks]
-
-
-def losses(measured: Sequence[Measured]) -> Table:
-    """Training loss and gradient norm beside λ_max and trace: runs are compared that are not equally far trained."""
-    rows = []
-    for m in measured:
-        loss = m.best.get("loss")
-        if loss and loss["value"] is not None:
-            norm = loss.get("gradient_norm")
-            row = [m.partition, m.label, str(m.seed), f"{loss['value']:.3f}", BLANK if norm is None else f"{norm:.2f}"]
-            rows.append([*row, _shown(m.top, ".2f"), _shown(m.trace, ".0f")])
-    header = ["partition", "method", "seed", "training loss", "gradient norm", "λ_max", "trace"]
-    note = (
-        "Of the mean cross-entropy alone: runs with MAN minimise another loss, so their gradient of this one is larger."
-    )
-    return Table("hessian-losses", "Where the models stand", header, rows, note, 3)
 
 
 def _falls(members: Sequence[Measured]) -> Iterator[Claim]:
@@ -251,7 +234,3 @@ def _share(value: float) -> str:
 
 def _on(count: int) -> str:
     return f", {count} images" if count else ""
-
-
-def _shown(value: float, form: str) -> str:
-    return BLANK if math.isnan(value) else mean_std([value], form)

@@ -23,6 +23,7 @@ from fedman.paper.report.series import (
 )
 from fedman.paper.report.sources import Theorems
 from fedman.paper.report.tables import BLANK, Table, Toned
+from fedman.runs.records import Headline
 from fedman.runs.text_tables import mean_std
 
 MODEL = "all"  # of a run's three models the one whose accuracy is reported
@@ -92,6 +93,11 @@ def by_place(measured: Iterable[Measured]) -> list[list[Measured]]:
     return [list(members) for _, members in groupby(measured, lambda m: (m.dataset, m.partition))]
 
 
+def by_setting(measured: Iterable[Measured]) -> list[list[Measured]]:
+    """The seeds of each setting."""
+    return [list(members) for _, members in groupby(measured, lambda m: (m.place, m.label, m.zeta))]
+
+
 def tables(measured: Sequence[Measured]) -> list[Table]:
     """λ_max and trace of every method, mean over seeds, with the paper's; a table for each partition."""
     return [_table(members) for members in by_place(measured)]
@@ -101,7 +107,7 @@ def _table(measured: Sequence[Measured]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
     rows = []
     doubts = ""
-    for members in (list(group) for _, group in groupby(measured, lambda m: (m.label, m.zeta))):
+    for members in by_setting(measured):
         theirs = members[0].printed
         star = "*" if theirs and theirs.doubt else ""
         doubts += star
@@ -124,25 +130,47 @@ def _table(measured: Sequence[Measured]) -> Table:
 def layers(measured: Sequence[Measured]) -> Table:
     """Each layer's block of the Hessian beside the norm of the layer's input, which MAN lowers."""
     rows = []
-    for m in measured:
-        for name, block in m.best["layers"]["blocks"].items() if "layers" in m.best else ():
-            figures = block["top"], block["trace"]["value"], block["input_norm"]
-            rows.append([m.partition, m.label, str(m.seed), name, *map(_text, figures)])
-    header = ["partition", "method", "seed", "layer", "λ_max", "trace", "input norm"]
+    for members in by_setting(m for m in measured if "layers" in m.best):
+        blocks = [m.best["layers"]["blocks"] for m in members]
+        for name in dict.fromkeys(name for found in blocks for name in found):
+            of = [found[name] for found in blocks if name in found]
+            figures = [b["top"] for b in of], [b["trace"]["value"] for b in of], [b["input_norm"] for b in of]
+            rows.append([*_heads(members), name, *map(_mean, figures)])
+    header = ["partition", "method", "seeds", "layer", "λ_max", "trace", "input norm"]
     return Table("hessian-layers", "The Hessian's blocks, layer by layer", header, rows, words=4)
 
 
 def clients(measured: Sequence[Measured]) -> Table:
     """The first step of the paper's argument: λ_max of the mean loss is at most the mean of the clients' λ_max."""
     rows = []
-    for m in measured:
-        if "clients" in m.best:
-            entry = m.best["clients"]
-            each = entry["clients"]
-            figures = entry["top"], entry["mean"], min(each, default=None), max(each, default=None)
-            rows.append([m.partition, m.label, str(m.seed), *map(_text, figures)])
-    header = ["partition", "method", "seed", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
+    for members in by_setting(m for m in measured if "clients" in m.best):
+        of = [m.best["clients"] for m in members]
+        each = [entry["clients"] for entry in of if entry["clients"]]
+        figures = [e["top"] for e in of], [e["mean"] for e in of], list(map(min, each)), list(map(max, each))
+        rows.append([*_heads(members), *map(_mean, figures)])
+    header = ["partition", "method", "seeds", "λ_max of the mean", "mean of clients' λ_max", "smallest", "largest"]
     return Table("hessian-clients", "λ_max of the clients", header, rows, words=3)
+
+
+def losses(measured: Sequence[Measured]) -> Table:
+    """Training loss and gradient norm beside λ_max and trace: runs are compared that are not equally far trained."""
+    rows = []
+    for members in by_setting(m for m in measured if "loss" in m.best and m.best["loss"]["value"] is not None):
+        of = [m.best["loss"] for m in members]
+        rows.append(
+            [
+                *_heads(members),
+                _mean([entry["value"] for entry in of], ".3f"),
+                _mean([entry.get("gradient_norm") for entry in of], ".2f"),
+                _mean([m.top for m in members], ".2f"),
+                _mean([m.trace for m in members], ".0f"),
+            ]
+        )
+    header = ["partition", "method", "seeds", "training loss", "gradient norm", "λ_max", "trace"]
+    note = (
+        "Of the mean cross-entropy alone: runs with MAN minimise another loss, so their gradient of this one is larger."
+    )
+    return Table("hessian-losses", "Where the models stand", header, rows, note, 3)
 
 
 def all_measurements(records: Sequence[FlatnessRecord]) -> Table:
@@ -208,5 +236,12 @@ def _order(m: Measured) -> tuple[object, ...]:
     return m.dataset, m.partition, method_order(m.algorithm), m.algorithm, m.variant, penalty, m.zeta, m.seed
 
 
-def _text(value: Number) -> str:
-    return BLANK if value is None else f"{value:.4g}"
+def _heads(members: Sequence[Measured]) -> list[str]:
+    """Partition, method and seeds."""
+    return [members[0].partition, members[0].label, ", ".join(str(m.seed) for m in members)]
+
+
+def _mean(values: Sequence[Number], form: str = "") -> str:
+    """Mean ± standard deviation of those that are known and finite; by default with four digits of the largest."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return mean_std(known, form or Headline("").form(*known))

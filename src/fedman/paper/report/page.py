@@ -277,7 +277,7 @@ def _flatness(
         Group("The theory, evaluated", tables=[hessian.theory(theorems)]),
     ]
     folded = [
-        claims.losses(measured),
+        hessian.losses(measured),
         hessian.layers(measured),
         hessian.clients(measured),
         hessian.all_measurements(records),

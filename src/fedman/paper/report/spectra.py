@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from fedman.paper import targets as paper
 from fedman.paper.flatness import figures
 from fedman.paper.flatness.flatness_json import Measurements
 from fedman.paper.report.figure import Picture, draw_curve, finish, panel
-from fedman.paper.report.hessian import Measured, by_place, comparable
+from fedman.paper.report.hessian import Measured, by_place, by_setting, comparable
 from fedman.paper.report.series import penalties_of, slug
 
 FLOOR = 1e-7  # of a density, on its logarithmic scale
@@ -28,8 +27,7 @@ SMOOTH = 0.005  # width of a density's Gaussians, as a share of the largest eige
 def by_partition(measured: Sequence[Measured]) -> list[list[Measured]]:
     """The runs whose measurements are drawn together: one seed of each usual setting, the smallest."""
     usual = [m for m in measured if not m.variant]
-    first = [next(seeds) for _, seeds in groupby(usual, lambda m: (m.dataset, m.partition, m.algorithm, m.zeta))]
-    return by_place(first)
+    return by_place(seeds[0] for seeds in by_setting(usual))
 
 
 def spectrum(members: Sequence[Measured]) -> list[Picture]:
