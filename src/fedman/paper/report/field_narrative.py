@@ -17,6 +17,7 @@ from fedman.paper.report.field import (
     PLAIN,
     SIDES,
     Field,
+    Method,
     Study,
     correlation,
     method_of,
@@ -49,7 +50,8 @@ def answer(data: Field | None) -> str:
     gains = _gains(data, data.tuned, "Tuned", (PLACE,)) if data else []
     if not data or not gains:
         return ""
-    about = f"{len(TUNED)} algorithms on CIFAR-100, tuned alike without and with MAN, six runs each"
+    count, (_, each) = len({c.series.algorithm for c in data.tuned.of(PLACE)}), _spent(data)
+    about = f"{count} algorithms on CIFAR-100, tuned alike without and with MAN, {each} runs each"
     where = "[the field after the paper](docs/field.md); `fedman report results` shows it"
     return f"**After the paper**: {about} ({where}). {' '.join([*gains, *_best(data), *_lead(data)])}\n"
 
@@ -60,10 +62,7 @@ def _measured(data: Field) -> list[str]:
         return ", ".join(f"{n} on {paper.partition_title(p)}" for n, p in zip(found, PARTITIONS, strict=True))
 
     text = f"Of {len(METHODS)} methods, tuned {count(data.tuned)}; with the defaults {count(data.default)}."
-    spent = Counter[str]()
-    for tried in (tried for tuning in data.tunings for tried in tuning["settings"]):
-        spent[method_title(*method_of(tried["config"]))] += len(tried["seeds"])
-    each = claims.between(list(spent.values()), str) if spent else ""
+    spent, each = _spent(data)
     tuning = [f"Tuning took {spent.total()} runs, {each} for each of {len(spent)} methods."] if spent else []
     lost = [
         f"{', '.join(names)} ({paper.partition_title(p)}, {how})"
@@ -72,6 +71,14 @@ def _measured(data: Field) -> list[str]:
         if (names := [c.series.method for c in study.of(p) if math.isnan(c.series.mean)])
     ]
     return [text, *tuning, *([f"Diverged with one seed or more: {'; '.join(lost)}."] if lost else [])]
+
+
+def _spent(data: Field) -> tuple[Counter[Method], str]:
+    """The runs of tuning for each method, and the least and the most of them as text."""
+    spent = Counter[Method]()
+    for tried in (tried for tuning in data.tunings for tried in tuning["settings"]):
+        spent[method_of(tried["config"])] += len(tried["seeds"])
+    return spent, claims.between(list(spent.values()), str) if spent else ""
 
 
 def _best(data: Field) -> list[str]:
