@@ -203,6 +203,11 @@ def test_a_round_is_repeated_for_those_who_did_not_reply(tmp_path):
     assert same(there, experiment.run(config, device="cpu"))
 
 
+def test_the_quorum_is_a_share_of_the_cohort():
+    assert [backend.replies_needed(n, q) for n, q in ((1, 0.01), (4, 0.5), (5, 0.5), (5, 1.0))] == [1, 2, 3, 5]
+    assert all(backend.replies_needed(n, good / n) == good for n in range(1, 200) for good in range(1, n + 1))
+
+
 def test_too_few_good_replies_end_the_run_which_can_be_resumed(tmp_path):
     config = settings(algorithm="feddc")
     grid = LocalGrid.of(5, tmp_path / "memory")

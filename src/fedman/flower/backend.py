@@ -6,7 +6,6 @@ upload, on the disk. Replies are weighted by what the server knows, never by wha
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +95,11 @@ class AcceptedUploads:
         return ClientMemory(self.folder, self.run, k, str(self.folder))
 
 
+def replies_needed(cohort: int, quorum: float) -> int:
+    """How many of a cohort are this share of it: 55 of 100 for 0.55, although 0.55·100 > 55 in floating point."""
+    return next(n for n in range(1, cohort + 1) if n / cohort >= quorum)
+
+
 def _table(notes: Notes, name: str) -> dict[int, list[int | str]]:
     """What a checkpoint notes of every client; a checkpoint of an older version may have nothing."""
     found = notes.get(name, {})
@@ -143,7 +147,7 @@ class FlowerBackend:
         good: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         attempts = bytes_down = 0
-        need = max(1, math.ceil(self.service.quorum * len(round.cohort)))
+        need = replies_needed(len(round.cohort), self.service.quorum)
         while attempts <= self.service.retries and len(good) < need:
             refused, sent = self._attempt(round, server, good)
             attempts += 1
