@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -258,6 +259,56 @@ def test_more_rounds_for_a_finished_run(tmp_path, algorithm):
         fedman.run(**{**keys, "rounds": 7}, out=tmp_path, resume=True)
     with pytest.raises(UserError, match="holds a run of another configuration; lr, rounds differ"):
         fedman.run(**{**keys, "rounds": 9}, lr=0.05, out=tmp_path, resume=True)
+
+
+def same(one, other):
+    return all(torch.equal(v, other.models[m][k]) for m, model in one.models.items() for k, v in model.items())
+
+
+def switch_grad_off():
+    torch.set_grad_enabled(False)
+
+
+def switch_to_float64():
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("switch", [switch_grad_off, switch_to_float64])
+def test_a_run_does_not_depend_on_what_a_notebook_has_switched(switch):
+    keys = {**SMALL, "rounds": 2, "algorithm": "feddyn"}
+    before = fedman.run(**keys)
+    try:
+        switch()
+        assert same(fedman.run(**keys), before)
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+    with torch.inference_mode():
+        assert same(fedman.run(**keys), before)
+
+
+def slow(shape, outputs):
+    """A model whose two layers are drawn one some time after the other."""
+    first = nn.Linear(int(np.prod(shape)), 8)
+    time.sleep(0.1)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(8, outputs))
+
+
+def test_runs_in_several_threads_are_those_of_one(tmp_path):
+    runs = [{**SMALL, "rounds": 1, "model": "tests.runs.test_experiment:slow", "seed": seed} for seed in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda keys: fedman.run(**keys), runs))
+    assert all(same(fedman.run(**keys), result) for keys, result in zip(runs, found, strict=True))
+
+
+def test_a_callback_may_change_the_record_it_is_given():
+    def clear(record):
+        record["accuracy"].clear()
+        record.clear()
+
+    result = fedman.run(**{**SMALL, "rounds": 2}, progress=clear)
+    assert [record["round"] for record in result.rounds] == [1, 2]
+    assert result.headline == result.rounds[-1]["accuracy"]["all"]
 
 
 def test_no_more_rounds_for_a_cosine_which_ends_with_the_last(tmp_path):

@@ -196,7 +196,12 @@ def on_device(data: Dataset, device: str, augment: bool, ids: bool) -> Samples:
 
 
 def initial_model(name: str, data: Dataset, task: Task, seed: int) -> nn.Module:
-    """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_model(name, data.shape, task.outputs(data))
+    """The model with PyTorch's default initialisation under `seed`, always drawn on the CPU and in float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build_model(name, data.shape, task.outputs(data))
+    finally:
+        torch.set_default_dtype(before)

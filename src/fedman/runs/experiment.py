@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -47,6 +49,9 @@ from fedman.training.evaluate import spread
 from fedman.training.federation import Assignment, Federation
 from fedman.training.round import Schedule
 from fedman.training.state import RunState
+
+BUILDING = threading.RLock()
+"""torch has one generator for all threads: of runs that start in several, one after the other draws initial weights."""
 
 
 def run(
@@ -92,7 +97,10 @@ def run_stacked(
         require_packages(config.log)
     with ExitStack() as stack:
         stack.enter_context(determinism(configs[0].deterministic, device))
-        built = build(configs, data, device, model=model, parts=parts, whole_run=True)
+        stack.enter_context(torch.inference_mode(False))  # whatever the caller has switched off
+        stack.enter_context(torch.enable_grad())
+        with BUILDING:
+            built = build(configs, data, device, model=model, parts=parts, whole_run=True)
         stack.enter_context(matmul_precision(built.precision))
         if built.executor.execution.compiled:
             warn("compiling the model: 10 s to 2 minutes before the first rounds, less if it was compiled before")
@@ -275,16 +283,16 @@ class Run:
         self._tell(record)
 
     def _tell(self, record: RoundRecord) -> None:
-        """Show a record to the trackers and to `progress`; each of them may stop the run."""
+        """Show a record to the trackers and to `progress`, a copy to each; each of them may stop the run."""
         for name, tracker in list(self.trackers.items()):
             try:
                 with self._stoppable():
-                    tracker.log(record)
+                    tracker.log(deepcopy(record))
             except Exception as error:  # its package may raise anything; the run's own files are complete
                 self.warn(f"log: {name} failed in round {record['round']} and is left out from now ({describe(error)})")
                 del self.trackers[name]
         with self._stoppable():
-            self.progress(record)
+            self.progress(deepcopy(record))
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
