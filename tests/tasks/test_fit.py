@@ -182,6 +182,11 @@ def test_a_run_is_refused_before_anything_is_written(y, task, message, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_test_set_without_a_position_that_counts_is_refused():
+    with pytest.raises(UserError, match="custom: all targets of the test set are -1; none of its positions counts"):
+        fedman.run(dataset=(IDS, IDS, IDS, np.full_like(IDS, -1)), model=Text(), task="language-model", clients=2)
+
+
 @pytest.mark.parametrize(
     ("y", "task", "figures"),
     [(NUMBERS, "regression", ["rmse", "mae"]), (LABELS, "multi-label", ["accuracy", "exact"])],
