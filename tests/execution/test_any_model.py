@@ -493,6 +493,16 @@ def test_a_dropout_that_begins_later_is_the_runs_own():
     assert torch.equal(first, second)
 
 
+def test_constants_alone_are_brought_where_models_are_evaluated():
+    execution = OneByOne(frozen(), Classification(), MAN(), "fp64")
+    W, batch = flatten(execution.model).double().expand(2, -1), batches(None)[0]
+    execution.gradient(W, batch, 0.0)
+    assert {name: p.dtype for name, p in execution._plain.named_parameters()} == {
+        **dict.fromkeys(("a.weight", "a.bias"), torch.float64),
+        **dict.fromkeys(("b.weight", "b.bias"), torch.float32),
+    }
+
+
 def test_a_copy_shares_nothing():
     model = called()
     other = copy_of(model)

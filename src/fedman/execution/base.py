@@ -181,8 +181,10 @@ class Execution(ABC):
     def _bring_constants(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the buffers that are no part of `buffers` and frozen parameters to where the models are evaluated, as
         numbers of the type in which they are."""
+        trained = set(self.parameters.names)  # of which every call brings its own
         for copied in (self._plain, self._tapped, self._evaluated):
-            for v in (*copied.parameters(), *copied.buffers()):
+            frozen = [v for name, v in copied.named_parameters() if name not in trained]
+            for v in (*frozen, *copied.buffers()):
                 v.data = v.data.to(device, _as_precise(v.dtype, dtype))
         self._constants = device, dtype
 
