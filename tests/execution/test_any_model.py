@@ -468,6 +468,25 @@ def test_a_model_that_does_not_take_float64_is_compared_in_float32():
     assert trial.ignores_padding()
 
 
+def test_stacked_attention_changes_no_setting_of_other_threads():
+    class Attentive(Layers):
+        def hidden(self, x):
+            set_now.append((torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()))
+            x = super().hidden(x)[:, :, None]
+            mask = torch.ones(6, 6, dtype=torch.bool).tril()
+            return F.scaled_dot_product_attention(x, x, x, mask)[..., 0]
+
+    torch.manual_seed(0)
+    set_now, model = [], Attentive()
+    W, batch = flatten(model).double().expand(2, -1), batches(None)[0]
+    found, expected = (
+        made(model, Classification(), MAN(), "fp64").gradient(W, batch, 0.3) for made in (Vmapped, OneByOne)
+    )
+    assert set(set_now) == {(True, True)}
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("error")
 def test_what_vmap_takes_row_by_row_is_no_news():
     model = Words(nn.EmbeddingBag, mode="sum")

@@ -7,8 +7,8 @@
   pass; batch-norm would also move the models to the channels.
 - **Cross-entropy** would gather, and scatter in the backward pass.
 
-On a CPU, where models are stacked because calls cost more than arithmetic, it is cross-entropy alone: PyTorch puts it
-together in Python, at every call, and imports sympy for it.
+On a CPU, where models are stacked because calls cost more than arithmetic, it is cross-entropy, which PyTorch puts
+together in Python, at every call, and imports sympy for; and attention, of which vmap can stack plain products alone.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ class StackableOperations(TorchFunctionMode):
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
-class StackableLoss(TorchFunctionMode):
+class StackableOnCPU(TorchFunctionMode):
     """The same on a CPU, with the bits of PyTorch's own."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_cross_entropy if func is F.cross_entropy else func)(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:
+            with self:
+                return attention_body(*args, **(kwargs or {}))
+        return _REPLACED_ON_CPU.get(func, func)(*args, **(kwargs or {}))
 
 
 def _served(
@@ -170,6 +173,24 @@ def _attention(
         with sdpa_kernel(SDPBackend.MATH):  # the only form that vmap can stack
             return F.scaled_dot_product_attention(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
     out: Tensor = _Attention.apply(query, key, value, is_causal, scale)
+    return out
+
+
+def _plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` by plain products. `sdpa_kernel` would change what other threads compute."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = query.new_zeros(()).where(attn_mask, -math.inf)
+    products, how = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
+    out: Tensor = products(query, key, value, attn_mask, dropout_p, is_causal, **how)[0]
     return out
 
 
@@ -310,5 +331,10 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     F.group_norm: _group_norm,
     F.batch_norm: _batch_norm,
+    F.cross_entropy: _cross_entropy,
+}
+
+_REPLACED_ON_CPU: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _plain_attention,
     F.cross_entropy: _cross_entropy,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedman.execution import stackable
 from fedman.execution.base import Batch, Execution
@@ -19,8 +18,7 @@ from fedman.tasks import Task
 class Vmapped(OneByOne):
     """The module vectorised over the rows; a single row is evaluated plainly.
 
-    Recurrent layers are written out, since the fused ones cannot be stacked. `stackable` says what else is replaced; on
-    a CPU attention is computed by plain products.
+    Recurrent layers are written out, since the fused ones cannot be stacked. `stackable` says what else is replaced.
     """
 
     title = "vmap"
@@ -52,7 +50,7 @@ class Vmapped(OneByOne):
 
         stacked = vmap(loss)  # of flat arguments: nested ones PyTorch walks through at every call
         if not stackable.applies(W):
-            with sdpa_kernel(SDPBackend.MATH), stackable.StackableLoss():
+            with stackable.StackableOnCPU():
                 return stacked(W, *given.values())
         with stackable.StackableOperations() as mode:
             found = stacked(W, *given.values())
