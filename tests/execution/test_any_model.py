@@ -487,6 +487,15 @@ def test_stacked_attention_changes_no_setting_of_other_threads():
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+def test_rounding_that_a_model_enlarges_is_no_other_computation():
+    torch.manual_seed(0)
+    trial = Trial(Layers(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
+    exact = trial.expected
+    for off, agrees in ((5e-5, True), (5e-4, False)):
+        trial.expected = exact * (1 + off)
+        assert trial.agrees(Vmapped) is agrees
+
+
 @pytest.mark.filterwarnings("error")
 def test_what_vmap_takes_row_by_row_is_no_news():
     model = Words(nn.EmbeddingBag, mode="sum")

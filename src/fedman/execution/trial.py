@@ -31,8 +31,12 @@ def refused(execution: Execution, example: Example, zeta: float) -> Exception | 
     return None
 
 
-PRECISIONS = {"fp64": (torch.float64, 1e-6), "fp32": (torch.float32, 1e-4)}
-"""In which steps are compared, the first that a model takes, and how far apart they may be."""
+PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32}
+"""In which steps are compared: the first that a model takes."""
+
+TOLERANCE = 1e-4
+"""How far apart they may be. Batch-norms over two values a channel enlarge rounding: 4e-5 was seen of a RegNet in
+float64 (`benchmarks/published_models.py`); what is computed otherwise is further off."""
 
 
 class Trial:
@@ -49,7 +53,7 @@ class Trial:
         x, y = (each[order.to(each.device)] for each in example)
         weight = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]], dtype=torch.float64, device=x.device)
         whole = Batch(x, y, weight if padded else None, torch.arange(2, device=x.device))
-        for precision, (dtype, self.tolerance) in PRECISIONS.items():
+        for precision, dtype in PRECISIONS.items():
             self.parts = model, task, penalty, precision
             self.batch = Batch._make(v.to(dtype) if v is not None and v.is_floating_point() else v for v in whole)
             plain = OneByOne(*self.parts)
@@ -76,7 +80,7 @@ class Trial:
         found = self._steps(execution, batches)
         if found is None:
             return False
-        far = (found - self.expected).norm() > self.tolerance * self.expected.norm()
+        far = (found - self.expected).norm() > TOLERANCE * self.expected.norm()
         return not bool(far) and torch.equal(found.isnan(), self.expected.isnan())
 
     @matmul_precision("fp32")
