@@ -6,10 +6,10 @@
 All of torchvision's classifiers of at most `--largest` million parameters, with random weights, on small images; small
 ones of the kinds that transformers has, of which the output's `logits` are taken. For each one:
 
-- float64 (float32 where a model does not take that), random layers switched off: the gradients of two clients, without MAN and with ζ = 0.1, one by one and under
-  vmap, against `loss.backward()` on the module itself: the largest relative difference, or why there is none. Beside it
-  what PyTorch's own gradient changes by if the weights are multiplied by 1 + 5ε: where that is large, as of batch-norms
-  over three values, the difference is as well;
+- float64 (float32 where a model does not take that), random layers switched off: the gradients of two clients, without
+  MAN and with ζ = 0.1, one by one and under vmap, against `loss.backward()` on the module itself: the largest relative
+  difference, or why there is none. Beside it what PyTorch's own gradient changes by if the weights are multiplied by
+  1 + 5ε: where that is large, as of batch-norms over three values, the difference is as well;
 - as it is, with everything that a run does of itself: FedAvg with ζ = 0.1, one round of two clients, in fp32. The
   execution, seconds, and warnings if there are any.
 """
