@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,7 +10,7 @@ import fedman.data
 from fedman.config import Preset, resolve
 from fedman.errors import UserError
 from fedman.runs import sweep, tune
-from fedman.runs.folder import RunFolder
+from fedman.runs.folder import RunFolder, locked
 from fedman.runs.grid import Grid, Sweep, cells
 from fedman.runs.records import Headline
 from fedman.runs.tune import Played, Setting, progress
@@ -161,7 +162,7 @@ def test_halving_by_hand():
     assert race([([5], True), ([4, 4], False)], [1, 2]).best is None  # the better one diverged later, the other stopped
     lost = race([([], True), ([], True)], [1])
     assert (lost.next, lost.best) == (None, None)  # all diverged: there is nothing left to play
-    assert race([([5, None, None], False), ([4, None, 6], False)], [3]).best == 1  # the last evaluation up to a rung
+    assert race([([5, None, 5], False), ([4, None, 6], False)], [3]).best == 1
 
 
 BAD = [
@@ -204,6 +205,19 @@ def test_a_folder_of_another_tuning_is_refused(tuned):
         tune.next_runs(plan.batches[0], plan, out)
 
 
+def test_scores_are_those_of_this_tunings_rounds(tuned, tmp_path):
+    """A longer run has other rates with some schedules, and was evaluated in other rounds."""
+    _, out, _ = tuned
+    shorter = tune.plan(cells({**FOUR, "rounds": "3"}), [], [1, 2])
+    with pytest.raises(UserError, match=r"lr[0-9.]+-seed0: holds a run of 4 rounds, not 3; choose another --out"):
+        tune.next_runs(shorter.batches[0], shorter, out)
+    grid = cells({**KEYS, "lr": "0.03,0.1"})
+    play(tune.plan(grid, [], []), tmp_path)
+    rungs = tune.plan(grid, [], [2])
+    with pytest.raises(UserError, match=r"lr0\.03: was not evaluated after round 2; choose another --out"):
+        tune.next_runs(rungs.batches[0], rungs, tmp_path)
+
+
 def test_bad_files_are_refused(tuned, tmp_path, capsys):
     _, out, _ = tuned
     good = json.loads((out / "tune.json").read_text())
@@ -238,7 +252,7 @@ def test_choices_apart_and_batches(tmp_path):
 
 
 def test_parts_of_a_tuning_share_a_file(tmp_path):
-    """What a part tried stays while others are played; another tuning in the same folder replaces it."""
+    """What a part tried stays while others are played; another tuning in the same folder is refused."""
     axes = {"algorithm": ("fedavg", "fedprox"), "lr": ("0.03", "0.1")}
     base = Sweep("both", (Grid(Preset({**KEYS, "rounds": 1, "validation": 0.1}), axes),))
 
@@ -254,5 +268,50 @@ def test_parts_of_a_tuning_share_a_file(tmp_path):
     tune_part(tmp_path / "whole")
     assert tune_part(tmp_path / "parts") == tune.read(tmp_path / "parts/tune.json")
     assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
-    only = tune_part(tmp_path / "parts", each=(), algorithm="fedavg")
-    assert [tried["varied"]["algorithm"] for tried in only["settings"]] == ["fedavg"] * 2
+    with pytest.raises(UserError, match=r"tune\.json: of a tuning with other each; choose another --out"):
+        tune_part(tmp_path / "parts", each=(), algorithm="fedavg")
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+
+
+def test_two_processes_may_play_parts_of_a_tuning(tmp_path):
+    """What one writes while the other waits to write is not lost."""
+    base = Sweep(
+        "both", (Grid(Preset({**KEYS, "rounds": 1}), {"algorithm": ("fedavg", "fedprox"), "lr": ("0.03", "0.1")}),)
+    )
+    plans = [tune.plan(cells({"algorithm": name}, base), ["algorithm"], []) for name in ("fedavg", "fedprox")]
+    for plan in plans:
+        for batch in plan.batches:
+            sweep.run(tune.next_runs(batch, plan, tmp_path), DIGITS, tmp_path, "cpu", [print] * 2, print)
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path):
+            waiting = [pool.submit(tune.write, plan, tmp_path) for plan in plans]
+            assert not any(each.done() for each in waiting)
+            assert not (tmp_path / "tune.json").exists()
+        for each in waiting:
+            each.result()
+    assert {tried["varied"]["algorithm"] for tried in tune.read(tmp_path / "tune.json")["settings"]} == {
+        "fedavg", "fedprox",
+    }  # fmt: skip
+
+
+def test_choices_that_are_missing_are_named(tmp_path, capsys):
+    def tried(algorithm, zeta, chosen, *scores):
+        config = {"algorithm": algorithm, "zeta": zeta, "validation": 0.1}
+        return [
+            {"varied": {"algorithm": algorithm, "zeta": zeta}, "config": config, "seeds": [0],
+             "scores": score, "chosen": chosen}
+            for score in scores
+        ]  # fmt: skip
+
+    settings = [
+        *tried("fedavg", 0.0, True, {"4": 50.0}),
+        *tried("fedavg", 0.1, False, {"4": None}, {"2": None}),
+        *tried("feddyn", 0.0, False, {"2": 40.0}, {}),
+    ]
+    known = {"format": 1, "headline": "accuracy", "lower_is_better": False, "each": ["algorithm", "zeta"],
+             "rungs": [2, 4], "settings": settings}  # fmt: skip
+    (tmp_path / "tune.json").write_text(json.dumps(known))
+    main_ok(["sweep", "--tuned", str(tmp_path), "--out", str(tmp_path / "out"), "--left"])
+    told = capsys.readouterr()
+    assert "tune.json: nothing is chosen for fedavg 0.1 (diverged), feddyn 0.0; repeat the fedman tune" in told.err
+    assert told.out.splitlines() == ["fedavg-zeta0.0-seed0"]

@@ -183,7 +183,7 @@ def sweep(
             raise UserError(f"tuned: {tuned} holds whole settings; leave out --preset {preset}")
         from fedman.runs.tune import chosen_sweep
 
-        base = chosen_sweep(tuned)
+        base = chosen_sweep(tuned, print_message)
     grid = cells({"keep_state": False, **given_keys(keys, config)}, base)  # the states of many runs are large
     out = out or Path("runs") / ("tuned" if tuned else base.name if isinstance(base, Sweep) else "sweep")
 
@@ -242,9 +242,10 @@ def tune(
         return
     grid = cells({"validation": HELD_OUT, **given_keys(keys, config)}, base)
 
-    from fedman.runs.tune import next_runs, plan, table, write
+    from fedman.runs.tune import known, next_runs, plan, table, write
 
     planned = plan(grid, _words("each", each), _rounds(rungs))
+    known(planned, out)  # a folder that holds something else is refused before anything is played
     for batch in planned.batches:
         while work := next_runs(batch, planned, out):
             play_cells(work, range(len(work)), out, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -189,7 +189,7 @@ class RunFolder:
         if self.checkpoint.exists() and "diverged" not in ending:
             from fedman.runs.checkpoint import prune
 
-            prune(self.checkpoint, int(bool(settings.get("keep_state"))))  # left by a process killed after its summary
+            prune(self.checkpoint, int(bool(ending["config"].get("keep_state"))))  # a process was killed before it did
         return ending
 
     def _require_checkpoint(self, done: str, settings: Settings) -> None:
@@ -256,6 +256,18 @@ def find_runs(root: Path, *names: str) -> list[RunFolder]:
     walk = os.walk(root, onerror=refuse) if root.is_dir() else ()
     folders = sorted(Path(folder) for folder, within, files in walk if {*names} & {*within, *files})
     return [RunFolder(f) for f in folders if f == root or not f.name.startswith(".")]  # hidden: half copied
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here, with a file of this folder that it reads and writes anew."""
+    with writing(folder / LOCK):
+        lock = _open(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _open(name: str, flags: int) -> int:

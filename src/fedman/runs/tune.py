@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NotRequired
@@ -21,7 +21,7 @@ from fedman.errors import UserError
 from fedman.runs import records
 from fedman.runs.atomic import write_json, write_toml, writing
 from fedman.runs.checkpoint import prune
-from fedman.runs.folder import RunFolder
+from fedman.runs.folder import RunFolder, locked
 from fedman.runs.grid import Cell, Grid, Sweep
 from fedman.runs.records import Headline, Settings, check, decisive, differing, figure, parse
 from fedman.runs.sweep import Table
@@ -29,6 +29,7 @@ from fedman.tasks import TASKS
 
 NAME, FORMAT = "tune.json", 1
 UNKNOWN = "–"
+ELSEWHERE = "choose another --out"
 
 
 class Tried(TypedDict):
@@ -128,24 +129,30 @@ class Played:
     seconds: float
 
     def score(self, rung: int) -> float | None:
-        """The last value up to a rung; nan where the run diverged before it, None where it has not come so far."""
+        """The value after a rung; nan where the run diverged before it, None where it has not come so far."""
         if len(self.values) < rung:
             return math.nan if self.diverged else None
-        return next((value for value in reversed(self.values[:rung]) if value is not None), math.nan)
+        return self.values[rung - 1]
 
 
-def played(cell: Cell, out: Path, headline: Headline) -> Played:
-    """Read the folder of a run, which may be shorter than it is to become; that of another configuration is refused."""
+def played(cell: Cell, out: Path, plan: Plan) -> Played:
+    """Read the folder of a run, which may be shorter than it is to become. One that is longer, of another configuration
+    or not evaluated after a rung is refused."""
     folder = RunFolder(out / cell.name)
     if not folder.config.exists():
         return Played((), 0, False, 0.0)
     before, now = decisive(folder.read_config()), decisive(cell.config.flat())
     if changed := [key for key in differing(before, now) if key != "rounds"]:
         raise UserError(f"{folder.path}: holds a run of another configuration; {', '.join(changed)} differ")
+    if int(before["rounds"]) > plan.rungs[-1]:
+        raise UserError(f"{folder.path}: holds a run of {before['rounds']} rounds, not {plan.rungs[-1]}; {ELSEWHERE}")
     rounds = folder.read_rounds()
     if len(rounds) == before["rounds"] and folder.ending() is None:
         rounds.pop()  # of a process killed before it had written the end
-    values = [figure(record, headline.name).get("all") for record in rounds]
+    values = [figure(record, plan.headline.name).get("all") for record in rounds]
+    for rung in plan.rungs:
+        if rung <= len(values) and values[rung - 1] is None:
+            raise UserError(f"{folder.path}: was not evaluated after round {rung}; {ELSEWHERE}")
     seconds = math.fsum(record["seconds"] for record in rounds)
     return Played(values, int(before["rounds"]), folder.diverged.exists(), seconds)
 
@@ -185,7 +192,7 @@ def next_runs(batch: Sequence[Sequence[Setting]], plan: Plan, out: Path) -> list
     """The runs to play next, as long as they are to be now; none when all is known. What goes on keeps its state, and
     the states of those that go no further are deleted."""
     cells = [cell for group in batch for setting in group for cell in setting.cells]
-    runs = {cell.name: played(cell, out, plan.headline) for cell in cells}
+    runs = {cell.name: played(cell, out, plan) for cell in cells}
     known = [progress(group, plan, runs) for group in batch]
     rung = min((each.next for each in known if each.next is not None), default=None)
     work = []
@@ -201,50 +208,58 @@ def next_runs(batch: Sequence[Sequence[Setting]], plan: Plan, out: Path) -> list
     return work
 
 
-def write(plan: Plan, out: Path) -> Tuning:
-    """Write what is known to `tune.json`, and every choice that is made as a TOML file for `fedman run`.
-
-    What was tried in other parts of the same tuning, of other algorithms for example, stays in the file.
-    """
+def known(plan: Plan, out: Path) -> Tuning:
+    """What a folder knows of a tuning: its settings as far as their runs have come, and what was tried in other parts
+    of it, of other algorithms for example. A folder with another tuning is refused."""
     found: Tuning = {
         "format": FORMAT,
         "headline": plan.headline.name,
         "lower_is_better": plan.headline.lower_is_better,
         "each": list(plan.each),
         "rungs": list(plan.rungs),
-        "settings": [],
+        "settings": _tried(plan, out),
     }
-    if (out / NAME).exists():
-        found["settings"] += _other_parts(read(out / NAME), found, plan)
+    if not (out / NAME).exists():
+        return found
+    before, mine = read(out / NAME), {_values(tried["varied"], plan.each) for tried in found["settings"]}
+    if changed := [key for key in ("headline", "each", "rungs") if before[key] != found[key]]:
+        raise UserError(f"{out / NAME}: of a tuning with other {' and '.join(changed)}; {ELSEWHERE}")
+    others = [tried for tried in before["settings"] if _values(tried["varied"], plan.each) not in mine]
+    return {**found, "settings": [*others, *found["settings"]]}
+
+
+def _tried(plan: Plan, out: Path) -> list[Tried]:
+    """The settings of a plan, as far as their runs have come."""
+    found = list[Tried]()
     for group in plan.groups:
-        runs = {cell.name: played(cell, out, plan.headline) for setting in group for cell in setting.cells}
-        known = progress(group, plan, runs)
+        runs = {cell.name: played(cell, out, plan) for setting in group for cell in setting.cells}
+        now = progress(group, plan, runs)
         for i, setting in enumerate(group):
-            found["settings"].append(
+            found.append(
                 {
                     "varied": setting.varied,
                     "config": decisive(setting.cells[0].config.flat()),
                     "seeds": [cell.config.seed for cell in setting.cells],
-                    "scores": {str(k): None if math.isnan(v) else v for k, v in known.scores[i].items()},
+                    "scores": {str(k): None if math.isnan(v) else v for k, v in now.scores[i].items()},
                     "seconds": round(math.fsum(runs[cell.name].seconds for cell in setting.cells), 3),
-                    "chosen": i == known.best,
+                    "chosen": i == now.best,
                 }
             )
+    return found
+
+
+def write(plan: Plan, out: Path) -> Tuning:
+    """Write what is known to `tune.json`, and every choice that is made as a TOML file for `fedman run`. Several
+    processes may play parts of a tuning in one folder."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    write_json(out / NAME, found)
+    with locked(out):
+        found = known(plan, out)
+        write_json(out / NAME, found)
     for choice in found["settings"]:
         if choice["chosen"]:
             write_toml(out / file_of(choice, found), run_settings(choice))
     return found
-
-
-def _other_parts(before: Tuning, now: Tuning, plan: Plan) -> list[Tried]:
-    """What was tried for other values of `each` in the same way."""
-    if {**before, "settings": []} != {**now, "settings": []}:
-        return []
-    mine = {_values(group[0].varied, plan.each) for group in plan.groups}
-    return [tried for tried in before["settings"] if _values(tried["varied"], plan.each) not in mine]
 
 
 def read(path: Path) -> Tuning:
@@ -273,10 +288,28 @@ def find(path: Path) -> list[Path]:
     return found
 
 
-def chosen_sweep(path: Path) -> Sweep:
+def missing(found: Tuning) -> str:
+    """For which values of `each` no setting is chosen, and why: "fedavg 0.15 (diverged), feddyn 0.0"."""
+    groups: dict[tuple[object, ...], list[Tried]] = {}
+    for tried in found["settings"]:
+        groups.setdefault(_values(tried["varied"], found["each"]), []).append(tried)
+    told = []
+    for values, members in groups.items():
+        if not any(tried["chosen"] for tried in members):
+            lost = all(None in tried["scores"].values() for tried in members)
+            told.append(" ".join([*map(_text, values), *(["(diverged)"] if lost else [])]))
+    return ", ".join(told)
+
+
+def chosen_sweep(path: Path, warn: Callable[[str], object] = lambda message: None) -> Sweep:
     """The chosen settings of tunings as a sweep: on all training samples, evaluated on the test set."""
-    grids = []
-    for choice in (choice for file in find(path) for choice in choices(read(file), file)):
+    grids, chosen = [], list[Tried]()
+    for file in find(path):
+        found = read(file)
+        chosen += choices(found, file)
+        if without := missing(found):
+            warn(f"{file}: nothing is chosen for {without}; repeat the fedman tune command to go on with a tuning")
+    for choice in chosen:
         axes = {key: (_text(value),) for key, value in choice["varied"].items()}
         kept = {key: value for key, value in run_settings(choice).items() if key not in axes}
         grids.append(Grid(Preset(kept), {**axes, "seed": tuple(map(str, choice["seeds"]))}))
