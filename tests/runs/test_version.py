@@ -57,14 +57,25 @@ def test_a_checkout_names_its_commit_and_whether_the_package_is_changed(checkout
     assert source() == {"commit": commit, "changed": True}
 
 
-def test_a_package_installed_within_another_checkout_is_a_release(checkout, monkeypatch):
+def test_what_pip_has_installed_within_another_checkout(checkout, monkeypatch):
+    """A release; a commit, where pip was given one; nothing that is known, where it was given a folder."""
     installed = checkout.parent / ".venv/fedman"
-    installed.mkdir(parents=True)
+    about = installed.with_name("fedman-1.2.3.dist-info")
+    for folder in (installed, about):
+        folder.mkdir(parents=True)
     (installed / "__init__.py").touch()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fedman\nVersion: 1.2.3\n")
+    monkeypatch.syspath_prepend(str(installed.parent))
     monkeypatch.setattr(version, "ROOT", installed)
-    monkeypatch.setattr(version, "release", lambda: "1.2.3")
     assert source() == {"release": "1.2.3"}
-    monkeypatch.setattr(version, "release", lambda: version.UNRELEASED)
+    origin = about / "direct_url.json"
+    origin.write_text('{"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "abc"}}')
+    assert source() == {"commit": "abc"}
+    origin.write_text('{"url": "file:///a/b", "dir_info": {}}')
+    assert source() == {"unknown": "installed from a folder or a file"}
+    copied = checkout.parent / "copy/fedman"
+    copied.mkdir(parents=True)
+    monkeypatch.setattr(version, "ROOT", copied)  # not the package that is installed
     assert source() == {"unknown": "neither a checkout nor installed"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 from functools import cache
@@ -39,11 +40,11 @@ def source() -> Source:
     archived = ARCHIVED.read_text(encoding="ascii").strip() if ARCHIVED.exists() else ""
     if re.fullmatch(r"[0-9a-f]{40,64}", archived):
         return {"commit": archived}
+    if (installed := _installed()) is not None:
+        return installed
     try:
         if _git("ls-files", "--error-unmatch", "__init__.py") is None:  # no checkout, or one of something else
-            return (
-                {"unknown": "neither a checkout nor installed"} if release() == UNRELEASED else {"release": release()}
-            )
+            return {"unknown": "neither a checkout nor installed"}
         commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
     except OSError as error:
         return {"unknown": f"git cannot be run: {error.strerror or error}"}
@@ -52,6 +53,21 @@ def source() -> Source:
     if commit is None or changes is None:
         return {"unknown": "git does not know the commit"}
     return {"commit": commit, "changed": bool(changes)}
+
+
+def _installed() -> Source | None:
+    """What pip noted of the package: a release, or the commit that it was installed from (PEP 610); None where this is
+    not the package that is installed."""
+    try:
+        found = metadata.distribution("fedman")
+    except metadata.PackageNotFoundError:
+        return None
+    if Path(str(found.locate_file("fedman"))).resolve() != ROOT.resolve():
+        return None
+    if (origin := found.read_text("direct_url.json")) is None:
+        return {"release": found.version}
+    commit = json.loads(origin).get("vcs_info", {}).get("commit_id")
+    return {"commit": commit} if commit else {"unknown": "installed from a folder or a file"}
 
 
 def _git(*arguments: str) -> str | None:
