@@ -21,8 +21,12 @@ def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
     assert rows[0]["curve"]["all"][-1] == rows[0]["accuracy"]["all"]
     assert {"seconds", "version", "device", "precision"} <= rows[0].keys()
     (tmp_path / "seed0" / "nothing").mkdir()
+    nothing, out = tmp_path / "seed0" / "nothing", tmp_path / "all.jsonl"
     with pytest.raises(UserError, match="no finished run here"):
-        results.load(tmp_path / "seed0" / "nothing")
+        results.command([nothing], out, False, False)
+    assert not out.exists()
+    told = results.command([nothing, tmp_path], out, False, False).splitlines()
+    assert told[:2] == [f"2 runs in {out}, 2 of them new", f"{nothing}: no finished run here (no summary.json)"]
     (tmp_path / "bad.jsonl").write_text("{")
     with pytest.raises(UserError, match="not a results file"):
         results.read(tmp_path / "bad.jsonl")

@@ -35,7 +35,12 @@ def command(sources: Sequence[Path], out: Path, replace: bool, committed: bool) 
     Runs whose code is in no commit and no release are named. If only `committed` ones are wanted, none is added.
     """
     before = read(out) if out.exists() else []
-    rows = join([(str(out), before), *((str(source), load(source)) for source in sources)], replace)
+    found = [(str(source), load(source)) for source in sources]
+    empty = ", ".join(source for source, runs in found if not runs)
+    nothing = f"{empty}: no finished run here (no {SUMMARY})" if empty else ""
+    if not any(runs for _, runs in found):
+        raise UserError(nothing)
+    rows = join([(str(out), before), *found], replace)
     new = [row for row in rows if not any(row is old for old in before)]
     if committed and (unknown := unexplained(new)):
         raise UserError(f"{out}: not written; {unknown}")
@@ -46,7 +51,8 @@ def command(sources: Sequence[Path], out: Path, replace: bool, committed: bool) 
     write_text(out, chained(rows))
     added = len(rows) - len(before)
     replaced = f", {len(new) - added} replaced" if len(new) > added else ""
-    return f"{len(rows)} runs in {out}, {added} of them new{replaced}{chr(10) if unknown else ''}{unknown}{old}"
+    told = f"{len(rows)} runs in {out}, {added} of them new{replaced}"
+    return "\n".join(filter(None, (told, nothing, unknown))) + old
 
 
 def unexplained(rows: Sequence[ResultRow]) -> str:
@@ -58,12 +64,7 @@ def unexplained(rows: Sequence[ResultRow]) -> str:
 
 def load(source: Path) -> list[ResultRow]:
     """The runs of a results file, of a run's folder, or of a folder that holds runs."""
-    if not source.is_dir():
-        return read(source)
-    rows = collect(source)
-    if not rows:
-        raise UserError(f"{source}: no finished run here (no {SUMMARY})")
-    return rows
+    return collect(source) if source.is_dir() else read(source)
 
 
 def parts(place: Path) -> list[tuple[Path, list[ResultRow]]]:
