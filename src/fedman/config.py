@@ -298,11 +298,12 @@ def _has_surrogates(text: str) -> bool:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False."""
+    """The value of one key as the configuration holds it: "0.150" is 0.15, "false" is False. Of a key that no part of
+    fedman's own has it is the text."""
     parsed, mistakes = _validate(config_class(registered()), {key: text})
     if mistakes:
         raise UserError(mistakes[0])
-    return getattr(parsed, key)
+    return getattr(parsed, key, text)
 
 
 def _validate(kind: type[Config], given: Mapping[str, Any]) -> tuple[Config, list[str]]:

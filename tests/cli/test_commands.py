@@ -205,6 +205,8 @@ def test_all_mistakes_at_once(workplace, capsys):
     [
         (["algorithm=fedavg,fedavgg"], "no algorithm named 'fedavgg'"),
         (["zeta=0,0.1,0"], "zeta: a value stands twice"),
+        (["zeta=0.1,0.10"], "zeta: a value stands twice"),
+        (["seed=0,00"], "seed: a value stands twice"),
         (["algorithm=fedavg,fedsam", "alpha=0.1"], "alpha: fedavg has no such hyper-parameter"),
         (["seed=0,,1"], "seed"),
         ([f"seed={','.join(map(str, range(101)))}", f"zeta={','.join(map(str, range(100)))}"], "101 seed x 100 zeta"),

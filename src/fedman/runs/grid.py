@@ -57,7 +57,7 @@ def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list
     """The grid over all keys that hold a comma list, on top of a preset; of a sweep, the part that the keys choose."""
     texts = {key: value.split(",") if isinstance(value, str) else value for key, value in values.items()}
     lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in texts.items()}
-    twice = [key for key, options in lists.items() if len(set(map(str, options))) < len(options)]
+    twice = [key for key, options in lists.items() if len({repr(_value(key, v)) for v in options}) < len(options)]
     if twice:
         raise UserError(f"{twice[0]}: a value stands twice in {values[twice[0]]!r}")
     if math.prod(map(len, lists.values())) > MAX_CELLS:
@@ -66,6 +66,14 @@ def cells(values: Mapping[str, Any], base: Preset | Sweep | None = None) -> list
     if isinstance(base, Sweep):
         return _part(base, lists)
     return list(_product(base, {}, lists).values())
+
+
+def _value(key: str, option: object) -> object:
+    """An option as the configuration holds it, where it may be one."""
+    try:
+        return parse_value(key, str(option))
+    except UserError:
+        return option
 
 
 def _product(
