@@ -14,9 +14,11 @@ import fedman
 from faults.runs import fingerprint
 from fedman.config import resolve
 from fedman.errors import UserError
-from fedman.runs import checkpoint, experiment
+from fedman.execution.device import pick_precision
+from fedman.runs import checkpoint, experiment, results
 from fedman.runs.checksums import Chain, digest
 from fedman.runs.folder import RunFolder
+from fedman.runs.records import is_explained
 from fedman.runs.row_file import RowFile
 from fedman.training.client_rows import ClientRows
 
@@ -302,6 +304,32 @@ def test_another_version_is_named_and_goes_on(stopped, whole, monkeypatch):
     assert "written by fedman" in said[0]
     assert "this is 9.9" in said[0]
     assert fingerprint(stopped) == whole
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_result_names_all_code_that_computed_its_rounds(tmp_path, monkeypatch, changed):
+    """It is explained if commits have all of it."""
+    first, second = {"commit": "a", "changed": changed}, {"commit": "b", "changed": False}
+    for source, rounds in ((first, 1), (second, 2), (second, 9)):
+        monkeypatch.setattr(experiment, "source", lambda source=source: source)
+        with contextlib.suppress(KeyboardInterrupt):
+            fedman.run(**KEYS, out=tmp_path, resume=source is second, progress=stop_after(rounds))
+    summary = RunFolder(tmp_path).ending()
+    assert (summary["source"], summary["earlier_sources"]) == (second, [first])
+    assert is_explained(summary) is not changed
+    (row,) = results.collect(tmp_path)
+    assert row["earlier_sources"] == [first]
+
+
+def test_a_run_that_goes_on_in_another_precision_says_so(stopped, monkeypatch):
+    before = pick_precision("auto", "cpu")
+    monkeypatch.setattr("fedman.runs.build.pick_precision", lambda *_: "bf16")
+    said = []
+    summary = experiment.run(resolve({**KEYS}), out=stopped, resume=True, warn=said.append).summary
+    assert [line.partition(": ")[2] for line in said] == [
+        f"was computed in {before} and goes on in bf16, which is precision=auto on this device"
+    ]
+    assert summary["precision"] == f"{before}, bf16"
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2])

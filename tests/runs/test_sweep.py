@@ -200,6 +200,18 @@ def test_a_sweep_goes_on_after_a_diverged_cell(tmp_path):
     assert sweep.unfinished(grid, tmp_path) == []
 
 
+def test_states_that_were_kept_stay_whatever_a_later_command_keeps(tmp_path):
+    """Of a run that diverged none can be used, and none stays where states are not kept."""
+    keys = {**{k: str(v) for k, v in SMALL.items()}, "lr": "1e30,0.1", "clip": "inf", "checkpoint_seconds": "0"}
+    for keep, states in (("true", 1), ("false", 0)):
+        grid = cells({**keys, "keep_state": keep})
+        played(grid, tmp_path / keep, lambda message: None)
+        assert not list(tmp_path.glob(f"{keep}/lr1e30/checkpoint/*.json"))
+        for later in ("false", "true"):
+            assert sweep.unfinished(cells({**keys, "keep_state": later}), tmp_path / keep) == []
+            assert len(list(tmp_path.glob(f"{keep}/lr0.1/checkpoint/*.json"))) == states
+
+
 def test_runs_that_results_have_are_done_and_stand_in_the_table(tmp_path):
     keys = {**{k: str(v) for k, v in SMALL.items()}, "model": "mlp", "zeta": "0,0.15", "seed": "0,1"}
     assert "precision" not in keys

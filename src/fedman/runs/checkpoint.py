@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired
 
@@ -22,7 +23,18 @@ from fedman.errors import UserError
 from fedman.runs import row_file
 from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
 from fedman.runs.checksums import digest, file_sha256
-from fedman.runs.records import Count, Seconds, Settings, check, content, decisive, differing, is_extended, parse
+from fedman.runs.records import (
+    Computed,
+    Count,
+    Seconds,
+    Settings,
+    check,
+    content,
+    decisive,
+    differing,
+    is_extended,
+    parse,
+)
 from fedman.runs.version import version
 from fedman.training.state import Notes, RunState, joined
 
@@ -48,6 +60,7 @@ class Description(TypedDict):
     data: str  # the hash of the tensors' file
     config: Settings
     records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
+    computed: NotRequired[list[Computed]]  # in how many ways the rounds were, the latest last; earlier versions: none
     sha256: str  # the hash of all the above
 
 
@@ -78,7 +91,9 @@ class Timer:
         self.pause = max(self.seconds, APART * (self.started - self.asked)) if self.seconds else 0.0
 
 
-def save(folder: Path, state: RunState, settings: Settings, seconds: float, records: str) -> None:
+def save(
+    folder: Path, state: RunState, settings: Settings, seconds: float, records: str, computed: list[Computed]
+) -> None:
     """Write the state after a finished round, whose record has the checksum `records`."""
     refuse_link(folder)
     with writing(folder):
@@ -98,6 +113,7 @@ def save(folder: Path, state: RunState, settings: Settings, seconds: float, reco
         "data": file_sha256(data),
         "config": decisive(settings),
         "records": records,
+        "computed": computed,
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})
@@ -109,7 +125,7 @@ def prune(folder: Path, keep: int) -> None:
     if folder.is_symlink() or not folder.exists():
         return
     kept = {path.stem for path in _newest_first(folder)[:keep]}
-    with writing(folder):
+    with writing(folder), suppress(FileNotFoundError):  # another process may delete them as well
         for path in folder.iterdir():
             if (OURS.fullmatch(path.name) and path.stem not in kept) or (path.name == row_file.NAME and not kept):
                 path.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import (
+    Computed,
     Divergence,
     Ending,
     Headline,
@@ -149,7 +150,11 @@ class Run:
         self.timer = timer or checkpoint.Timer(config.checkpoint_seconds)
         self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
-        self.source = source()  # asked now: a checkout can change while the run goes on
+        now: Computed = {
+            "source": source(),
+            "precision": built.precision,
+        }  # a checkout can change while the run goes on
+        self.computed = [now]
         self.headline = Headline.of(built.evaluator.task)
         self.schedule = Schedule(config.clients, config.participation, config.cohort, config.schedule_seed)
         self.before = 0.0  # seconds before a resume
@@ -188,6 +193,7 @@ class Run:
             elif "records" not in found:
                 warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
             last = found.get("records")
+            self._go_on(found.get("computed", []), folder)
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
         self.trackers = open_trackers(self.config.log, folder.path, self.settings, self.state.round)
@@ -196,6 +202,26 @@ class Run:
         except BaseException:
             self.__exit__()
             raise
+
+    def _go_on(self, before: list[Computed], folder: RunFolder) -> None:
+        """Rounds have been computed, perhaps by other code or in another precision."""
+        (now,) = self.computed
+        self.computed = [*(each for each in before if each != now), now]
+        if other := {each["precision"] for each in before} - {now["precision"]}:
+            was, here = ", ".join(sorted(other)), f"precision={self.config.precision} on this device"
+            self.warn(f"{folder.path}: was computed in {was} and goes on in {now['precision']}, which is {here}")
+
+    @property
+    def _origin(self) -> dict[str, Any]:
+        """What an ending says of the code and the precision."""
+        sources = [each["source"] for each in self.computed]
+        earlier = [each for i, each in enumerate(sources) if each not in sources[i + 1 :]][:-1]
+        return {
+            "precision": ", ".join(dict.fromkeys(each["precision"] for each in self.computed)),
+            "version": version(),
+            "source": sources[-1],
+            **({"earlier_sources": earlier} if earlier else {}),
+        }
 
     @property
     def done(self) -> bool:
@@ -307,21 +333,16 @@ class Run:
         """Write a checkpoint."""
         if self.folder:
             last = self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last)
+            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last, self.computed)
 
     def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""
         self.end = error
-        self.ending = about = Divergence(
-            diverged=str(error),
-            round=self.state.round + 1,
-            config=self.settings,
-            precision=self.built.precision,
-            version=version(),
-            source=self.source,
-        )
+        about = {"diverged": str(error), "round": self.state.round + 1, "config": self.settings, **self._origin}
+        self.ending = cast(Divergence, about)
         if self.folder:
-            self.folder.write_ending(about)
+            self.folder.write_ending(self.ending)
+            checkpoint.prune(self.folder.checkpoint, keep=int(self.config.keep_state))
 
     def finish(self) -> None:
         """Write the summary and the models; of the checkpoints the last at most is kept."""
@@ -334,11 +355,9 @@ class Run:
             "rounds_to_target": rounds_to_target(self.records, self.config.target, self.headline),
             "seconds": round(self.spent, 3),
             "device": device_name(self.federation.device),
-            "precision": self.built.precision,
             "execution": self.built.executor.execution.title,
-            "version": version(),
-            "source": self.source,
             "torch": torch.__version__,
+            **self._origin,
         }
         self.ending = summary = cast(Summary, values)
         if self.config.validation:

@@ -100,6 +100,13 @@ class Source(TypedDict):
     unknown: NotRequired[str]  # why there is neither
 
 
+class Computed(TypedDict):
+    """How rounds of a run were computed."""
+
+    source: Source
+    precision: str
+
+
 @final
 class Summary(TypedDict):
     """`summary.json` of a finished run, and its line in a results file."""
@@ -119,6 +126,7 @@ class Summary(TypedDict):
     execution: NotRequired[str]  # how several clients were computed at once
     version: str
     source: NotRequired[Source]  # not in files of earlier versions
+    earlier_sources: NotRequired[list[Source]]  # of other code, which had computed rounds before the run was resumed
     torch: str
     stopped: NotRequired[str]  # why a callback or a tracker ended it, and after which round
     round: NotRequired[Count]
@@ -137,6 +145,7 @@ class Divergence(TypedDict):
     precision: NotRequired[str]  # not in those of earlier versions
     version: str
     source: NotRequired[Source]
+    earlier_sources: NotRequired[list[Source]]
     curve: NotRequired[Curve]  # in a results file
 
 
@@ -288,9 +297,9 @@ def headline(ending: Ending) -> float:
 
 
 def is_explained(ending: Ending) -> bool:
-    """Whether a commit or a release has the code that made it."""
-    source = ending.get("source", {})
-    return "release" in source or ("commit" in source and not source.get("changed"))
+    """Whether commits or releases have all the code that made it."""
+    sources: list[Source] = [ending.get("source", {}), *ending.get("earlier_sources", [])]
+    return all("release" in source or ("commit" in source and not source.get("changed")) for source in sources)
 
 
 def differing(one: Settings, other: Settings) -> list[str]:
