@@ -192,7 +192,6 @@ def spoil(folder: Path, how: str) -> None:
     ("how", "words", "message"),
     [
         ("summary", [], "plain: this run is not finished; fedman run --out plain --resume"),
-        ("diverged", [], "plain: this run is diverged"),
         ("model", [], "plain/model.safetensors: no such file"),
         ("flipped", [], "plain/model.safetensors: damaged (its sha256 is not the one in manifest.json)"),
         ("torn", [], "plain/model.safetensors: cannot be read"),
@@ -239,6 +238,15 @@ def test_bad_input_is_one_line_before_any_work(runs, capsys, how, words, message
     assert message in error
     assert error.strip().count("\n") == 0
     assert sorted(runs.rglob("*")) == before
+
+
+def test_of_several_runs_those_that_diverged_are_left_out(runs, capsys):
+    spoil(runs / "plain", "diverged")
+    flatness("plain", "man", "--top", "1")
+    assert capsys.readouterr().out.startswith("not measured, as they diverged: plain\n")
+    assert set(found(runs / "man")) == {"loss", "top"}
+    assert not (runs / "plain/flatness.json").exists()
+    assert "plain: this run is diverged" in refused(capsys, "plain", "--top", "1", "--device", "cpu")
 
 
 def test_no_run_at_all(runs, capsys):

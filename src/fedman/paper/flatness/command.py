@@ -62,13 +62,18 @@ def measure(
     screen: Screen,
     missing: bool = False,
 ) -> None:
-    """Measure every run. All input is checked before the first Hessian-vector product.
+    """Measure every run. All input is checked before the first Hessian-vector product. Of several runs those that
+    diverged are left out.
 
     With `missing`, models are left out of which everything that is asked for has been measured, however it was made.
     """
     device = pick_device(device)
     pick_precision(request.precision, device)
     folders = _distinct(folders)
+    lost = [folder for folder in folders if RunFolder(folder).diverged.exists()]
+    if 0 < len(lost) < len(folders):
+        folders = [folder for folder in folders if folder not in lost]
+        screen.say(f"not measured, as they diverged: {' '.join(map(str, lost))}")
     runs = [read_run(folder) for folder in folders]
     known: dict[Path, dict[str, Measurements]] = {}
     for folder in folders:
