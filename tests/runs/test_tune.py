@@ -294,6 +294,29 @@ def test_two_processes_may_play_parts_of_a_tuning(tmp_path):
     }  # fmt: skip
 
 
+def test_tuned_methods_are_compared_whatever_was_chosen_for_them(tmp_path, capsys):
+    """Plain and penalised stand in one row though their settings differ; two settings of one method do not."""
+    words = [f"{k}={v}" for k, v in {**KEYS, "rounds": 2}.items()]
+    tuning = ["tune", *words, "--each", "algorithm,zeta", "algorithm=fedavg,feddyn", "zeta=0,0.1", "lr=0.01,0.1"]
+    main_ok([*tuning, "--out", str(tmp_path / "tuned")])
+    settings = json.loads((tmp_path / "tuned/tune.json").read_text())["settings"]
+    for tried in settings:  # with the penalty another rate is chosen
+        tried["chosen"] = tried["varied"]["lr"] == (0.01 if tried["varied"]["zeta"] else 0.1)
+    known = {**json.loads((tmp_path / "tuned/tune.json").read_text()), "settings": settings}
+    (tmp_path / "tuned/tune.json").write_text(json.dumps(known))
+    capsys.readouterr()
+    main_ok(["sweep", "--tuned", str(tmp_path / "tuned"), "seed=0,1", "--out", str(tmp_path / "out")])
+    table = (tmp_path / "out/table.md").read_text().splitlines()
+    assert table[0] == "| method | plain | +MAN ζ=0.1 | gain |"
+    assert [line.split("|")[1].strip() for line in table[2:4]] == ["FedAvg", "FedDyn"]
+    assert not any("–" in line for line in table[2:4])
+    both = [{**tried, "chosen": True} for tried in settings]
+    (tmp_path / "tuned/tune.json").write_text(json.dumps({**known, "settings": both}))
+    several = tune.chosen_sweep(tmp_path / "tuned")
+    labels = [row[0] for row in sweep.tables(cells({}, several), tmp_path / "out", {}, several.tuned)[0].rows]
+    assert labels == ["FedAvg lr=0.1", "FedAvg lr=0.01", "FedDyn lr=0.1", "FedDyn lr=0.01"]
+
+
 def test_choices_that_are_missing_are_named(tmp_path, capsys):
     def tried(algorithm, zeta, chosen, *scores):
         config = {"algorithm": algorithm, "zeta": zeta, "validation": 0.1}

@@ -202,7 +202,8 @@ def sweep(
         typer.echo("".join(f"{grid[i].name}\n" for i in todo), nl=False)
         return
     play_cells(grid, todo, out, device, ray or workers)
-    write_tables(sweep.tables(grid, out, recorded), out)
+    tuned_keys = base.tuned if isinstance(base, Sweep) else ()
+    write_tables(sweep.tables(grid, out, recorded, tuned_keys), out)
 
 
 @app.command(cls=KeysCommand)

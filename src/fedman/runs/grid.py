@@ -31,6 +31,7 @@ class Sweep:
 
     name: str
     grids: tuple[Grid, ...]
+    tuned: frozenset[str] = frozenset()  # keys that were chosen for each method: they do not tell methods apart
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,21 +150,29 @@ class Table:
     rows: list[list[str]]
 
 
-def tables(grid: list[Cell], out: Path, elsewhere: Mapping[str, Ending] = {}) -> list[Table]:
+def tables(
+    grid: list[Cell], out: Path, elsewhere: Mapping[str, Ending] = {}, tuned: Collection[str] = ()
+) -> list[Table]:
     """The headline of `all`, and where clients have test samples of their own, what it is there.
 
-    Runs that are not in the folder may have ended elsewhere.
+    Runs that are not in the folder may have ended elsewhere. Settings that differ in `tuned` keys are one method, if
+    there is one of them for each ζ.
     """
     methods: dict[str, list[tuple[Cell, Ending]]] = {}
     names = {cell.config.algorithm for cell in grid}
     titles = {name: ALGORITHMS[name].title for name in names}
+
+    def label(cell: Cell, apart: Collection[str]) -> str:
+        title = titles[cell.config.algorithm]
+        unique = list(titles.values()).count(title) == 1
+        rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm", *apart)}
+        return " ".join([title if unique else cell.config.algorithm, *(f"{k}={v}" for k, v in rest.items())])
+
+    places = {(label(cell, tuned), cell.config.zeta, cell.config.seed) for cell in grid}
+    apart = tuned if len(places) == len(grid) else ()
     for cell in grid:
         if (ending := RunFolder(out / cell.name).ending() or elsewhere.get(cell.name)) is not None:
-            title = titles[cell.config.algorithm]
-            unique = list(titles.values()).count(title) == 1
-            rest = {k: v for k, v in cell.varied.items() if k not in ("seed", "zeta", "algorithm")}
-            label = [title if unique else cell.config.algorithm, *(f"{k}={v}" for k, v in rest.items())]
-            methods.setdefault(" ".join(label), []).append((cell, ending))
+            methods.setdefault(label(cell, apart), []).append((cell, ending))
     made = [_headlines(grid, methods), _clients(grid, methods)]
     return [each for each in made if each.rows]
 

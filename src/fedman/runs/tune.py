@@ -303,17 +303,18 @@ def missing(found: Tuning) -> str:
 
 def chosen_sweep(path: Path, warn: Callable[[str], object] = lambda message: None) -> Sweep:
     """The chosen settings of tunings as a sweep: on all training samples, evaluated on the test set."""
-    grids, chosen = [], list[Tried]()
+    grids, chosen, tuned = [], list[Tried](), set[str]()
     for file in find(path):
         found = read(file)
         chosen += choices(found, file)
+        tuned |= {key for tried in found["settings"] for key in tried["varied"]} - {*found["each"]}
         if without := missing(found):
             warn(f"{file}: nothing is chosen for {without}; repeat the fedman tune command to go on with a tuning")
     for choice in chosen:
         axes = {key: (_text(value),) for key, value in choice["varied"].items()}
         kept = {key: value for key, value in run_settings(choice).items() if key not in axes}
         grids.append(Grid(Preset(kept), {**axes, "seed": tuple(map(str, choice["seeds"]))}))
-    return Sweep(str(path), tuple(grids))
+    return Sweep(str(path), tuple(grids), frozenset(tuned))
 
 
 def run_settings(choice: Tried) -> Settings:
