@@ -26,6 +26,34 @@ def test_gains_beside_the_papers():
     )
 
 
+def test_pairs_that_diverge_with_man_are_not_left_out():
+    nan = math.nan
+    found = compare(
+        [*pair(40.0, 51.5), *pair(52.0, nan, "feddc"), *pair(50.0, nan, "feddyn"), *pair(nan, 44.0, "fedsam")]
+    )
+    gains = (
+        "MAN raises the accuracy in 1 of 3 pairs and diverges in 2; the change is +11.50 points (FedAvg, Dirichlet 0.3)"
+    )
+    assert narrative.dataset(found)[1] == f"{gains}; in the paper +11.10."
+    tiles = narrative.tiles([found])
+    assert ("1 of 3", "pairs in which MAN gains; it diverges in 2") in tiles
+    assert ("+11.50", "points, the median gain of the 1 that did not diverge") in tiles
+    assert [line[1] for line in tables.gains(found).rows] == ["+11.50", "–", "diverges†", "diverges†"]
+    assert narrative.dataset(compare(pair(52.0, nan, "feddc")))[1] == "MAN diverges in 1 of 1 pair."
+
+
+def test_a_gain_is_over_the_seeds_that_both_have():
+    found = compare([row(a, zeta=0, seed=i) for i, a in enumerate((40.0, 41.0, 46.0))] + [row(50.0, seed=1)])
+    assert [p.gain for p in found.pairs] == [9.0]
+    apart = compare([row(40.0, zeta=0, seed=0), row(50.0, seed=1)])
+    assert [p.gain for p in apart.pairs] == [None]
+    assert narrative.dataset(apart)[1] == "No pair of plain and MAN can be compared."
+    assert [what for _, what in narrative.tiles([apart])] == [
+        "runs",
+        "cells within a point of the paper (0 above that, 1 below)",
+    ]
+
+
 def test_both_readings_of_the_cifar10_columns():
     found = compare([row(80.0, dataset="cifar10", zeta=0), row(81.0, dataset="cifar10", zeta=0, partition="iid")])
     assert [r[2:] for r in tables.readings(found).rows] == [

@@ -11,7 +11,7 @@ from itertools import groupby
 from fedman.config import PARTS
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
-from fedman.paper.report.series import MAN, Series, Setting, part_title, penalties_of, slug
+from fedman.paper.report.series import MAN, Series, Setting, gained, part_title, penalties_of, slug
 from fedman.paper.targets import Target
 from fedman.parts import hyperparameters
 from fedman.runs.records import Headline, figures
@@ -87,9 +87,9 @@ class Pair:
     penalised: Cell
 
     @property
-    def gain(self) -> float:
-        """How much better the penalty makes it, in points where the headline is in percent."""
-        return self.plain.series.headline.gain(self.plain.series.mean, self.penalised.series.mean)
+    def gain(self) -> float | None:
+        """How much better the penalty makes it; nan where it diverges with it alone."""
+        return gained(self.plain.series, self.penalised.series)
 
     @property
     def paper_gain(self) -> float | None:

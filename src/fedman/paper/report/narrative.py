@@ -23,7 +23,7 @@ from fedman.paper.report.compare import (
     penalties_title,
 )
 from fedman.paper.report.hessian import Measured, plain_and_penalised
-from fedman.paper.report.series import MAN, Series, Setting, method_title, part_title, penalties_of
+from fedman.paper.report.series import MAN, Series, Setting, gained, method_title, part_title, penalties_of
 from fedman.paper.report.tables import difference, points
 from fedman.runs.grid import cells
 from fedman.runs.records import Headline
@@ -155,9 +155,9 @@ def tiles(comparisons: Sequence[Comparison], more: int = 0) -> list[tuple[str, s
     cells = [cell for data in comparisons for cell in data.cells]
     compared = [cell for cell in cells if cell.target]
     made = [(str(more + sum(len(s.runs) for data in comparisons for s in data.all_series)), "runs")]
-    if gains := [pair.gain for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]:
+    if gains := [pair.gain for data in comparisons for pair in data.pairs if pair.gain is not None]:
         added = penalties_title(penalties_of(cell.series for cell in cells))
-        made.append((f"{sum(gain > 0 for gain in gains)} of {len(gains)}", f"pairs in which {added} gains"))
+        made.append((share_of(gains), f"pairs in which {added} gains{lost(gains, '; it diverges in')}"))
     for headline, members in by_headline.items():
         made += _median_gain(headline, members)
     if compared:
@@ -177,12 +177,14 @@ def tiles(comparisons: Sequence[Comparison], more: int = 0) -> list[tuple[str, s
 
 def _median_gain(headline: Headline, comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """The median over data sets, whose unit must be one: percent, or that of one data set."""
-    pairs = [pair for data in comparisons for pair in data.pairs if not math.isnan(pair.gain)]
-    if not pairs or not (headline.unit or len(comparisons) == 1):
+    known = [(pair, pair.gain) for data in comparisons for pair in data.pairs if pair.gain is not None]
+    finite = [(pair, gain) for pair, gain in known if not math.isnan(gain)]
+    if not finite or not (headline.unit or len(comparisons) == 1):
         return []
     what = "points, the median gain" if headline.unit else f"the median gain in {headline.name}"
-    median = float(np.median([pair.gain for pair in pairs]))
-    return [(difference(headline, median, pairs[0].plain.series.mean), what)]
+    what += f" of the {len(finite)} that did not diverge" if len(finite) < len(known) else ""
+    median = float(np.median([gain for _, gain in finite]))
+    return [(difference(headline, median, finite[0][0].plain.series.mean), what)]
 
 
 def _measured(data: Comparison) -> str:
@@ -198,35 +200,48 @@ def _pairs(data: Comparison, penalty: str) -> list[Pair]:
     return [pair for pair in data.pairs if pair.penalised.series.penalty == penalty]
 
 
+def share_of(gains: Sequence[float]) -> str:
+    """How many are gains, of all; what diverged, nan, is none."""
+    return f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+
+
+def lost(gains: Sequence[float], words: str) -> str:
+    """How many diverged, after some words; nothing where none did."""
+    count = sum(map(math.isnan, gains))
+    return f"{words} {count}" if count else ""
+
+
 def _gain(data: Comparison, penalty: str) -> str:
-    finite = (pair for pair in _pairs(data, penalty) if not math.isnan(pair.gain))
-    pairs = sorted(finite, key=lambda pair: pair.gain)
+    known = [(pair.gain, pair) for pair in _pairs(data, penalty) if pair.gain is not None]
+    gains = [gain for gain, _ in known]
+    pairs = sorted(((gain, pair) for gain, pair in known if not math.isnan(gain)), key=lambda found: found[0])
     added, headline = part_title("penalty", penalty), data.headline
     if not pairs:
-        return f"No pair of plain and {added} is finite."
+        every = f"{added} diverges in {len(known)} of {claims.counted(known, 'pair')}."
+        return every if known else f"No pair of plain and {added} can be compared."
     (low, where_low), (high, where_high) = (
-        (difference(headline, p.gain, p.plain.series.mean), _where(p.plain.series)) for p in (pairs[0], pairs[-1])
+        (difference(headline, gain, p.plain.series.mean), _where(p.plain.series)) for gain, p in (pairs[0], pairs[-1])
     )
     units = " points" if headline.unit else ""
-    if len(pairs) == 1:
+    if len(known) == 1:
         if headline.lower_is_better:
             return f"{added} gains {low} in the {headline.name} of {where_low}; positive is better, lower."
         return f"{added} changes the {headline.name} of {where_low} by {low}{units}."
-    up = sum(pair.gain > 0 for pair in pairs)
     does, change = ("lowers", "gain") if headline.lower_is_better else ("raises", "change")
+    low = f"{low} ({where_low}) to " if len(pairs) > 1 else ""
     text = (
-        f"{added} {does} the {headline.name} in {up} of {len(pairs)} pairs; the {change} is {low} ({where_low}) to "
-        f"{high}{units} ({where_high})"
+        f"{added} {does} the {headline.name} in {share_of(gains)} pairs{lost(gains, ' and diverges in')}; the "
+        f"{change} is {low}{high}{units} ({where_high})"
     )
-    theirs = [gain for pair in pairs if (gain := pair.paper_gain) is not None]
-    return f"{text}; in the paper {points(min(theirs))} to {points(max(theirs))}." if theirs else f"{text}."
+    theirs = [gain for _, pair in pairs if (gain := pair.paper_gain) is not None]
+    return f"{text}; in the paper {claims.between(theirs, points)}." if theirs else f"{text}."
 
 
 def _every_zeta(data: Comparison) -> list[str]:
     """Where the paper has no ζ that of the cells is one of those tried: what all of them gain."""
     sentences = []
     for plain, *tried in data.zeta_studies() if data.dataset not in ZETA else []:
-        gains = {s.zeta: data.headline.gain(plain.mean, s.mean) for s in tried}
+        gains = {s.zeta: found for s in tried if (found := gained(plain, s)) is not None}
         finite = [gain for gain in gains.values() if not math.isnan(gain)]
         if plain.penalty or not finite:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -101,9 +101,17 @@ class Series(Setting):
         return list(map(headline, self.runs))
 
     @property
+    def seeds(self) -> list[int]:
+        return [axes(run)["seed"] for run in self.runs]
+
+    @property
     def mean(self) -> float:
         """nan if any seed diverged."""
         return statistics.fmean(self.values)
+
+    def over(self, seeds: Collection[int]) -> float:
+        """The mean over some of its seeds."""
+        return statistics.fmean(value for seed, value in zip(self.seeds, self.values, strict=True) if seed in seeds)
 
     @property
     def std(self) -> float | None:
@@ -161,6 +169,25 @@ class Series(Setting):
         rounds = curves[0][0]
         stacked = np.stack([np.interp(rounds, *curve) for curve in curves])
         return Curve(rounds, stacked.mean(0), stacked.min(0), stacked.max(0))
+
+
+def common_seeds(one: Series, other: Series) -> set[int]:
+    """The seeds that both have."""
+    return {*one.seeds} & {*other.seeds}
+
+
+def gained(before: Series | None, after: Series | None) -> float | None:
+    """How much better the second is, over the seeds that both have; in points where the headline is in percent.
+
+    nan where it diverged and the first did not. None where there is nothing to compare: one of the two was not run, the
+    first diverged, or no seed is common to both.
+    """
+    if before is None or after is None or math.isnan(before.mean):
+        return None
+    if math.isnan(after.mean):
+        return math.nan
+    seeds = common_seeds(before, after)
+    return before.headline.gain(before.over(seeds), after.over(seeds)) if seeds else None
 
 
 def _finite_points(run: ResultRow) -> tuple[np.ndarray, np.ndarray]:

@@ -116,7 +116,8 @@ def gains(data: Comparison) -> Table:
     texts: dict[Entry, list[str]] = {}
     for pair in data.pairs:
         plain, penalised = pair.plain.series, pair.penalised.series
-        gain = data.marked(difference(data.headline, pair.gain, plain.mean), plain, penalised)
+        gain = gain_text(pair.gain, data.headline.form(plain.mean))
+        gain = gain if pair.gain is None else data.marked(gain, plain, penalised)
         texts[_entry(penalised if several else plain)] = [gain, points(pair.paper_gain)]
     more = ["paper"] if data.in_paper else []
     what = (
@@ -315,6 +316,11 @@ def _paper_rounds(cell: Cell) -> str:
 def points(value: float | None, form: str = ".2f") -> str:
     """A difference in points, with its sign."""
     return BLANK if value is None or math.isnan(value) else f"{value:+{form}}".replace("-", "−")
+
+
+def gain_text(gain: float | None, form: str = ".2f") -> str:
+    """What a penalty adds, or that a method diverges with it."""
+    return "diverges" if gain is not None and math.isnan(gain) else points(gain, form)
 
 
 def difference(headline: Headline, value: float, than: float) -> str:
