@@ -69,7 +69,9 @@ def test_lower_is_better():
     assert [pair.gain for pair in found.pairs] == [pytest.approx(0.1)], "over the seed that both have"
     table = tables.gains(found)
     assert (table.title, table.rows) == ("mine.npz: what MAN gains in rmse", [["FedAvg", "+0.1000"]])
-    assert table.note == "Positive is better: so much lower is the rmse."
+    assert table.note == (
+        "ζ = 0.1; over the seeds that both have: seed 0. Positive is better: so much lower is the rmse."
+    )
     assert tables.headline(found).title == "mine.npz, rmse"
     assert tables.headline(found).rows[:2] == [["FedAvg", "0.5100 ± 0.0141"], ["FedAvg+MAN", "0.4000"]]
     tiles = {what: value for value, what in narrative.tiles([found])}

@@ -2,7 +2,7 @@
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import SEEDS, SWEEPS
-from fedman.paper.report import hessian, narrative
+from fedman.paper.report import hessian, narrative, tables
 from fedman.paper.report.compare import comparisons
 from fedman.paper.report.series import series
 from fedman.runs.grid import cells
@@ -65,8 +65,26 @@ def test_the_cells_do_not_hide_other_zetas():
     assert over_all("digits", 80, 79, 81, float("nan")) == [
         f"Over all ζ tried (0.05 to 0.2) MAN gains −1.00 to +1.00 points {where}; diverged: ζ = 0.2."
     ]
-    assert not over_all("digits", float("nan"), 79, 81, 76)
+    nan = float("nan")
+    assert over_all("digits", 80, nan, nan, nan) == [f"Over all ζ tried (0.05 to 0.2) MAN diverges {where}."]
+    assert not over_all("digits", nan, 79, 81, 76)
     assert not over_all("cifar100", 40, 51, 52, 53)  # the paper says which ζ is that of the cells
+
+
+def test_where_no_zeta_is_the_usual_one_all_that_were_tried_count():
+    """The cells have the smallest, which is said; nothing is said of it alone."""
+    rows = [row(a, dataset="digits", zeta=z) for z, a in ((0, 80.0), (0.3, 70.0), (0.05, 81.0))]
+    found = compare(rows)
+    text = " ".join(narrative.dataset(found))
+    assert "one seed each, ζ = 0.05 (the smallest of 2 tried as often)." in text
+    assert "MAN changes" not in text
+    assert "Over all ζ tried (0.05 to 0.3) MAN gains −10.00 to +1.00 points (FedAvg, Dirichlet 0.3)." in text
+    tiles = narrative.tiles([found])
+    assert ("1 of 2", "pairs in which MAN gains; of Digits each ζ tried is one") in tiles
+    assert tables.gains(found).note.startswith("ζ = 0.05 (the smallest of 2 tried as often); over the seeds that both")
+    usual = compare([*rows, row(82.0, dataset="digits", zeta=0.05, seed=1)])
+    assert not usual.ties
+    assert ("1 of 1", "pairs in which MAN gains") in narrative.tiles([usual])
 
 
 def test_missing_cells_are_named():

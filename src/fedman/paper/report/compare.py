@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from fedman.config import PARTS
@@ -109,6 +109,9 @@ class Comparison:
     others: list[Series]  # variants, and other ζ
     alone: bool = True  # whether all runs on this data set have this headline
     model: str = ""  # where it is not the usual one of the data set
+    ties: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # by penalty: no ζ is usual, these are as frequent
 
     @property
     def title(self) -> str:
@@ -143,10 +146,16 @@ class Comparison:
 
     @property
     def zeta_text(self) -> str:
-        """ζ = 0.15; of several penalties each one's."""
+        """ζ = 0.15; of several penalties each one's; where none is usual that it is the smallest."""
         if len(self.penalties) > 1:
-            return ", ".join(f"{part_title('penalty', p)} ζ = {self.zetas[p]:g}" for p in self.penalties)
-        return f"ζ = {self.zetas[self.penalties[0]] if self.penalties else self.zetas.get(MAN, 0.0):g}"
+            return ", ".join(f"{part_title('penalty', p)} {self._zeta(p)}" for p in self.penalties)
+        return self._zeta(self.penalties[0] if self.penalties else MAN)
+
+    def _zeta(self, penalty: str) -> str:
+        tied = self.ties.get(penalty)
+        return f"ζ = {self.zetas.get(penalty, 0.0):g}" + (
+            f" (the smallest of {len(tied)} tried as often)" if tied else ""
+        )
 
     @property
     def more_figures(self) -> list[str]:
@@ -175,6 +184,14 @@ class Comparison:
         return [Pair(cell, penalised) for cell, penalised in found if penalised is not None]
 
     @property
+    def gains(self) -> list[tuple[Pair, float]]:
+        """What a penalty gains in each of these pairs, as far as it is known. Where none of its ζ is the usual one
+        all of them count."""
+        tied = [Cell(s, None) for s in self.others if not s.variant and s.zeta in self.ties.get(s.penalty, ())]
+        more = [Pair(plain, cell) for cell in tied if (plain := self.cell(cell.series, "")) is not None]
+        return [(pair, pair.gain) for pair in (*self.pairs, *more) if pair.gain is not None]
+
+    @property
     def seeds(self) -> str:
         """How many seeds the cells have."""
         counts = sorted({len(cell.series.runs) for cell in self.cells})
@@ -201,8 +218,8 @@ class Comparison:
         key = of.partition, of.algorithm, penalty
         return next((c for c in self.cells if (c.series.partition, c.series.algorithm, c.series.penalty) == key), None)
 
-    def zeta_studies(self) -> list[list[Series]]:
-        """The series of each algorithm, partition and penalty with three ζ > 0 or more, and ζ = 0; ζ ascending."""
+    def zeta_studies(self, least: int = 3) -> list[list[Series]]:
+        """The series of each algorithm, partition and penalty with so many ζ > 0 or more, and ζ = 0; ζ ascending."""
         found: dict[tuple[str, str], dict[str, list[Series]]] = {}
         for s in self.all_series:
             if not s.variant:
@@ -211,7 +228,7 @@ class Comparison:
             sorted([*by_penalty.get("", []), *study], key=lambda s: s.zeta)
             for by_penalty in found.values()
             for penalty, study in by_penalty.items()
-            if penalty and len(study) >= 3
+            if penalty and len(study) >= least
         ]
 
     def poisonings(self) -> dict[tuple[str, str, str], dict[tuple[str, str], list[Series]]]:
@@ -257,13 +274,15 @@ def comparisons(all_series: Iterable[Series]) -> list[Comparison]:
         for s in members:
             if s.penalty and not s.variant:
                 usual.setdefault(s.penalty, Counter())[s.zeta] += len(s.runs)
-        zetas = {penalty: max(count, key=count.__getitem__) for penalty, count in usual.items()}
+        frequent = {p: sorted(z for z, n in count.items() if n == max(count.values())) for p, count in usual.items()}
         if dataset in ZETA:
-            zetas[MAN] = ZETA[dataset]
+            frequent[MAN] = [ZETA[dataset]]
+        zetas = {penalty: known[0] for penalty, known in frequent.items()}
+        ties = {penalty: known for penalty, known in frequent.items() if len(known) > 1}
         main = [s for s in members if not s.variant and s.zeta in (0, zetas.get(s.penalty))]
         cells = [Cell(s, printed(s)) for s in main]
         others = [s for s in members if s not in main]
-        made.append(Comparison(dataset, headline, zetas, cells, others, kinds[dataset] == 1, model))
+        made.append(Comparison(dataset, headline, zetas, cells, others, kinds[dataset] == 1, model, ties))
     return made
 
 

@@ -18,7 +18,6 @@ from fedman.paper.report.compare import (
     STD,
     Cell,
     Comparison,
-    Pair,
     headers_swapped,
     penalties_title,
 )
@@ -36,7 +35,7 @@ Place = tuple[str, str, str, str]
 def dataset(data: Comparison) -> list[str]:
     """A few sentences on one data set."""
     sentences = [_measured(data)]
-    sentences += [_gain(data, penalty) for penalty in data.penalties if _pairs(data, penalty)]
+    sentences += [_gain(data, penalty) for penalty in _with_usual_zeta(data)]
     sentences += _every_zeta(data)
     compared = [cell for cell in data.cells if cell.target]
     if compared:
@@ -155,9 +154,12 @@ def tiles(comparisons: Sequence[Comparison], more: int = 0) -> list[tuple[str, s
     cells = [cell for data in comparisons for cell in data.cells]
     compared = [cell for cell in cells if cell.target]
     made = [(str(more + sum(len(s.runs) for data in comparisons for s in data.all_series)), "runs")]
-    if gains := [pair.gain for data in comparisons for pair in data.pairs if pair.gain is not None]:
-        added = penalties_title(penalties_of(cell.series for cell in cells))
-        made.append((share_of(gains), f"pairs in which {added} gains{lost(gains, '; it diverges in')}"))
+    if pairs := [found for data in comparisons for found in data.gains]:
+        gains = [gain for _, gain in pairs]
+        added = penalties_title(penalties_of(pair.penalised.series for pair, _ in pairs))
+        every = [data.title for data in comparisons if data.ties]
+        beside = f"; of {', '.join(every)} each ζ tried is one" if every else ""
+        made.append((share_of(gains), f"pairs in which {added} gains{lost(gains, '; it diverges in')}{beside}"))
     for headline, members in by_headline.items():
         made += _median_gain(headline, members)
     if compared:
@@ -177,7 +179,7 @@ def tiles(comparisons: Sequence[Comparison], more: int = 0) -> list[tuple[str, s
 
 def _median_gain(headline: Headline, comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """The median over data sets, whose unit must be one: percent, or that of one data set."""
-    known = [(pair, pair.gain) for data in comparisons for pair in data.pairs if pair.gain is not None]
+    known = [found for data in comparisons for found in data.gains]
     finite = [(pair, gain) for pair, gain in known if not math.isnan(gain)]
     if not finite or not (headline.unit or len(comparisons) == 1):
         return []
@@ -196,8 +198,9 @@ def _measured(data: Comparison) -> str:
     return f"{text} Diverged: {'; '.join(diverged)}." if diverged else text
 
 
-def _pairs(data: Comparison, penalty: str) -> list[Pair]:
-    return [pair for pair in data.pairs if pair.penalised.series.penalty == penalty]
+def _with_usual_zeta(data: Comparison) -> list[str]:
+    """The penalties that were run beside plain algorithms with a ζ that is the usual one."""
+    return penalties_of(pair.penalised.series for pair in data.pairs if pair.penalised.series.penalty not in data.ties)
 
 
 def share_of(gains: Sequence[float]) -> str:
@@ -212,15 +215,15 @@ def lost(gains: Sequence[float], words: str) -> str:
 
 
 def _gain(data: Comparison, penalty: str) -> str:
-    known = [(pair.gain, pair) for pair in _pairs(data, penalty) if pair.gain is not None]
-    gains = [gain for gain, _ in known]
-    pairs = sorted(((gain, pair) for gain, pair in known if not math.isnan(gain)), key=lambda found: found[0])
+    known = [(pair, gain) for pair, gain in data.gains if pair.penalised.series.penalty == penalty]
+    gains = [gain for _, gain in known]
+    pairs = sorted(((pair, gain) for pair, gain in known if not math.isnan(gain)), key=lambda found: found[1])
     added, headline = part_title("penalty", penalty), data.headline
     if not pairs:
         every = f"{added} diverges in {len(known)} of {claims.counted(known, 'pair')}."
         return every if known else f"No pair of plain and {added} can be compared."
     (low, where_low), (high, where_high) = (
-        (difference(headline, gain, p.plain.series.mean), _where(p.plain.series)) for gain, p in (pairs[0], pairs[-1])
+        (difference(headline, gain, p.plain.series.mean), _where(p.plain.series)) for p, gain in (pairs[0], pairs[-1])
     )
     units = " points" if headline.unit else ""
     if len(known) == 1:
@@ -233,22 +236,24 @@ def _gain(data: Comparison, penalty: str) -> str:
         f"{added} {does} the {headline.name} in {share_of(gains)} pairs{lost(gains, ' and diverges in')}; the "
         f"{change} is {low}{high}{units} ({where_high})"
     )
-    theirs = [gain for _, pair in pairs if (gain := pair.paper_gain) is not None]
+    theirs = [gain for pair, _ in pairs if (gain := pair.paper_gain) is not None]
     return f"{text}; in the paper {claims.between(theirs, points)}." if theirs else f"{text}."
 
 
 def _every_zeta(data: Comparison) -> list[str]:
     """Where the paper has no ζ that of the cells is one of those tried: what all of them gain."""
     sentences = []
-    for plain, *tried in data.zeta_studies() if data.dataset not in ZETA else []:
+    for plain, *tried in data.zeta_studies(2) if data.dataset not in ZETA else []:
         gains = {s.zeta: found for s in tried if (found := gained(plain, s)) is not None}
         finite = [gain for gain in gains.values() if not math.isnan(gain)]
-        if plain.penalty or not finite:
+        if plain.penalty or not gains:
             continue
-        low, high = (difference(data.headline, end(finite), plain.mean) for end in (min, max))
-        text = f"Over all ζ tried ({min(gains):g} to {max(gains):g}) {part_title('penalty', tried[0].penalty)} gains "
-        text += f"{low} to {high}{' points' if data.headline.unit else ''} ({_where(plain)})"
-        diverged = ", ".join(f"ζ = {zeta:g}" for zeta, gain in gains.items() if math.isnan(gain))
+        ends = [difference(data.headline, end(finite), plain.mean) for end in (min, max)] if finite else []
+        units = " points" if data.headline.unit else ""
+        what = f"gains {' to '.join(dict.fromkeys(ends))}{units}" if finite else "diverges"
+        zetas, title = claims.between(list(gains), "{:g}".format), part_title("penalty", tried[0].penalty)
+        diverged = ", ".join(f"ζ = {zeta:g}" for zeta, gain in gains.items() if finite and math.isnan(gain))
+        text = f"Over all ζ tried ({zetas}) {title} {what} ({_where(plain)})"
         sentences.append(f"{text}{diverged and f'; diverged: {diverged}'}.")
     return sentences
 

@@ -251,6 +251,15 @@ def seeds_text(seeds: Iterable[int]) -> str:
     return f"seed{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
 
 
+def common_seeds_text(pairs: Iterable[tuple[Series, Series]]) -> str:
+    """The seeds over which pairs are compared: seeds 0, 1, 2; where some have fewer of them also how many."""
+    found = [seeds for pair in pairs if (seeds := common_seeds(*pair))]
+    counts = sorted(map(len, found))
+    same = len(set(map(frozenset, found))) < 2
+    each = "" if same else f" ({' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} each)"
+    return seeds_text(seed for seeds in found for seed in seeds) + each
+
+
 def slug(name: str) -> str:
     """A name that is safe in a file's name, in an attribute and in a style, and not too long for any."""
     safe = "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-.") or "data"

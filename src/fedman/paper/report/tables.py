@@ -13,6 +13,7 @@ from fedman.paper.report.compare import MARKS, POISONING, Cell, Comparison, head
 from fedman.paper.report.series import (
     UNEXPLAINED,
     Series,
+    common_seeds_text,
     first_at_target,
     method_title,
     part_title,
@@ -123,7 +124,9 @@ def gains(data: Comparison) -> Table:
     what = (
         f"points that {data.added} adds" if data.headline.unit else f"what {data.added} gains in {data.headline.name}"
     )
-    note = f"Positive is better: so much lower is the {data.headline.name}." if data.headline.lower_is_better else ""
+    seeds = common_seeds_text((pair.plain.series, pair.penalised.series) for pair in data.pairs)
+    note = f"{data.zeta_text}; over the seeds that both have: {seeds}."
+    note += f" Positive is better: so much lower is the {data.headline.name}." if data.headline.lower_is_better else ""
     first = "method" if several else "algorithm"
     return _by_partition(data, "gain", f"{data.title}: {what}", first, texts, note, more)
 
