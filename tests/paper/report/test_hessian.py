@@ -86,6 +86,17 @@ def test_seeds_of_a_setting_are_one_line():
     assert hessian.losses(measured).rows[0][2:4] == ["0, 1, 2", "1.000 ± 0.000"]
 
 
+def test_seeds_are_those_that_have_the_value():
+    """Not the number of files; what has no value has no row."""
+    records = [flatness(seed=0), flatness(seed=1), flatness(seed=2), flatness(zeta=0.15), flatness("fedsam")]
+    for record, gone in zip(records[1:4], (("trace",), ("top", "trace"), ("top", "trace")), strict=True):
+        for name in gone:
+            del record["models"]["all"][name]
+    (table,) = hessian.tables(hessian.merge(records))
+    assert [(r[0], r[-1]) for r in table.rows] == [("FedAvg", "2 / 1"), ("FedSAM", "1")]
+    assert table.note == "Seeds: those of λ_max / of the trace."
+
+
 def test_the_theory_is_a_table():
     assert hessian.theory([]).rows == []
     table = hessian.theory([{"header": ["", "holds"], "rows": [["Lemma 2", "no"]]}])

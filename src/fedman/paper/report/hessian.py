@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -50,12 +50,7 @@ class Measured(Setting):
     @cached_property
     def best(self) -> Measurements:
         """Of each measurement the one on most samples."""
-        best: Measurements = {}
-        for file in self.files:
-            for name, entry in entries(file).items():
-                if name not in best or entry.get("samples", 0) > entries(best)[name].get("samples", 0):
-                    entries(best)[name] = entry
-        return best
+        return best_of(self.files)
 
     @property
     def top(self) -> float:
@@ -68,6 +63,16 @@ class Measured(Setting):
         """The trace; nan where it was not measured, or not finite."""
         value = self.best["trace"]["value"] if "trace" in self.best else None
         return math.nan if value is None else value
+
+
+def best_of(files: Iterable[Measurements]) -> Measurements:
+    """Of each measurement of a model, in several files, the one on most samples; of equals the first file's."""
+    best: Measurements = {}
+    for file in files:
+        for name, entry in entries(file).items():
+            if name not in best or entry.get("samples", 0) > entries(best)[name].get("samples", 0):
+                entries(best)[name] = entry
+    return best
 
 
 def merge(records: Sequence[FlatnessRecord]) -> list[Measured]:
@@ -106,25 +111,28 @@ def tables(measured: Sequence[Measured]) -> list[Table]:
 def _table(measured: Sequence[Measured]) -> Table:
     header = ["method", "λ_max", "paper", "ratio", "trace", "paper", "ratio", "seeds"]
     rows = []
-    doubts = ""
     for members in by_setting(measured):
         theirs = members[0].printed
         star = "*" if theirs and theirs.doubt else ""
-        doubts += star
-        row = [members[0].label]
+        row, counts = [members[0].label], list[int]()
         for values, printed, digits in (
             ([m.top for m in members], theirs and theirs.top, 2),
             ([m.trace for m in members], theirs and theirs.trace, 0),
         ):
             finite = [value for value in values if not math.isnan(value)]
+            counts.append(len(finite))
             row += [
                 mean_std(finite, f".{digits}f"),
                 Toned(f"{printed:.{digits}f}{star}" if printed is not None else BLANK, "quiet"),
                 f"{np.mean(finite) / printed:.2f}" if printed and finite and not star else BLANK,
             ]
-        rows.append([*row, str(len(members))])
+        seeds = " / ".join(dict.fromkeys(str(count) for count in counts if count))
+        if seeds:
+            rows.append([*row, seeds])
+    doubts = any(cell.endswith("*") for row in rows for cell in row[1:])
     note = "* The paper's figure is a copy: FedASAM repeats FedAvg, FedDC has one column twice." if doubts else ""
-    return Table(f"hessian-{measured[0].place_slug}", f"{measured[0].place}: the Hessian", header, rows, note)
+    note += " Seeds: those of λ_max / of the trace." if any("/" in row[-1] for row in rows) else ""
+    return Table(f"hessian-{measured[0].place_slug}", f"{measured[0].place}: the Hessian", header, rows, note.strip())
 
 
 def layers(measured: Sequence[Measured]) -> Table:
@@ -200,11 +208,16 @@ def theory(found: Sequence[Theorems]) -> Table:
 
 def basis(measured: Sequence[Measured], loss: str = "cross-entropy") -> str:
     """Which Hessian it is, in words."""
-    used = (entry for m in measured for name, entry in entries(m.best).items() if name in ("top", "trace"))
+    on = samples_text(m.best for m in measured)
+    return f"Hessian of the mean {loss} on {on}, at the mean of all clients' last models."
+
+
+def samples_text(measured: Iterable[Measurements], names: Collection[str] = ("top", "trace")) -> str:
+    """On how many samples something was measured: 10 000 and 50 000 training samples."""
+    used = (entry for each in measured for name, entry in entries(each).items() if name in names)
     counts = sorted({entry["samples"] for entry in used if "samples" in entry})
     known = " and ".join(f"{count:,}".replace(",", " ") for count in counts)
-    on = f"{known} training samples" if known else "training samples"
-    return f"Hessian of the mean {loss} on {on}, at the mean of all clients' last models."
+    return f"{known} training samples" if known else "training samples"
 
 
 def comparable(
