@@ -6,7 +6,7 @@ import pytest
 
 from fedman.config import resolve
 from fedman.paper.presets import PRESETS, SWEEPS, TUNED, ZETA
-from fedman.paper.report import command, curves, field, field_narrative
+from fedman.paper.report import command, curves, field, field_narrative, page
 from fedman.paper.report.sources import FieldSources, find
 from fedman.runs import tune
 from fedman.runs.grid import cells
@@ -42,7 +42,8 @@ def measured(r, **values):
         "format": 1,
         "run": {**run, "seed": r["config"]["seed"], "method": "as named", "config": config},
         "models": {"all": {
-            "top": eigenvalues([values["top"]]), "trace": estimate(values["trace"]),
+            "top": eigenvalues([values["top"]], samples=values.get("samples", 10000)),
+            "trace": estimate(values["trace"], samples=10000),
             "gauss_newton": {"top": values["top"], "converged": True, "trace": estimate(1.0)},
             "sharpness": {"m": 128, "measures": sharp},
         }},
@@ -132,6 +133,7 @@ def test_methods_are_ranked_and_what_is_missing_is_empty(data):
     assert cell(table, "FedDyn+MAN", "tuned") == "55.50 ± 0.71"
     assert cell(table, "FedDyn+MAN", "default") == "54.00"
     assert cell(table, "FedDyn+MAN", "tuning adds") == "+1.50"
+    assert "mean cross-entropy on 10 000 training samples, at the tuned models, seed 0." in table.note
     assert cell(table, "FedDyn+MAN", "chosen") == "alpha=0.1 lr=0.03"
     assert cell(table, "FedAvg", "default") == cell(table, "FedAvg", "tuned") == "40.50 ± 0.71"  # the default is chosen
     assert cell(table, "FedACG", "default") == "–"
@@ -224,6 +226,22 @@ def test_what_diverges_with_man_is_told_and_uncommitted_code_is_marked(results):
     assert cell(field.gains(data), "FedDyn", "Dirichlet 0.3, tuned") == "+5.00†"
     assert cell(field.partitions(data), "FedDyn", "iid, tuned") == "50.00†"
     assert all("† with a run" in table.note for table in (ranking, field.gains(data), field.partitions(data)))
+
+
+def test_of_several_measurements_of_a_model_the_one_on_most_samples_is_shown(results):
+    """As in the tables of the paper's Hessians; models that were not tuned are left out."""
+    found = find(results)
+    firsts = [r for r in found.field.rows if r["config"]["seed"] == 0 and r["config"]["algorithm"] == "fedacg"]
+    records = [measured(r, top=top, trace=1.0, samples=n) for r in firsts for top, n in ((20.0, 50000), (21.0, 10000))]
+    records += [measured(r, top=7.0, trace=1.0) for r in found.field.rows if r["config"].get("weight_decay") == 0.002]
+    data = field.field(FieldSources(found.field.rows, records, found.field.tunings), found.rows)
+    assert cell(field.ranking(data), "FedACG", "λ_max") == "20.00"
+    assert field.correlations(data).rows[0][2] == "2"
+    assert "Measured on 10 000 and 50 000 training samples." in field.correlations(data).note
+    assert field.caption(data).startswith("A dot for each tuned model, measured on 10 000 and 50 000 training samples;")
+    section = page._field(data)
+    (group,) = [g for g in section.groups if g.title == "Flatness and accuracy"]
+    assert (group.text, list(group.pictures)) == ("", [])  # of two models there is nothing to draw
 
 
 def test_at_most_three_algorithms_share_a_panel():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from fedman.paper.flatness.flatness_json import FlatnessRecord, Measurements
 from fedman.paper.presets import PARTITIONS, TUNED, ZETA
 from fedman.paper.report.compare import Cell, Comparison
 from fedman.paper.report.figure import SHEET, Picture, colour, finish, panel
-from fedman.paper.report.hessian import MODEL
+from fedman.paper.report.hessian import MODEL, best_of, samples_text
 from fedman.paper.report.narrative import ranks
 from fedman.paper.report.series import (
     AXES,
@@ -104,7 +104,7 @@ class Field:
     default: Study
     choices: Mapping[Method, Tried]
     penalised: Mapping[str, Mapping[Penalised, Series]]  # by algorithm: none, MAN, other penalties, more weight decay
-    models: list[tuple[ResultRow, Measurements]]  # what was measured of which run, at PLACE
+    models: list[tuple[ResultRow, Measurements]]  # what was measured of which tuned run, at PLACE
     tunings: list[Tuning]
 
     def get(self, study: Study, method: Method, partition: str = PLACE) -> Series | None:
@@ -122,6 +122,10 @@ class Field:
         tuned, default = self.get(self.tuned, method), self.get(self.default, method)
         found = tuned.mean - default.mean if tuned and default else math.nan
         return found if math.isfinite(found) else None
+
+    def samples(self, *names: str) -> str:
+        """On how many samples these measurements were made."""
+        return samples_text((measured for _, measured in self.models), names)
 
     @cached_property
     def ranked(self) -> list[Method]:
@@ -152,7 +156,13 @@ def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
         for a in TUNED
         if a in others
     }
-    models = [(row, m) for row, m in _measured(found.flatness, rows) if row["config"]["partition"] == PLACE]
+    measured = _measured(found.flatness)
+    models = [
+        (run, measured[name])
+        for s in tuned
+        for run in s.runs
+        if s.partition == PLACE and math.isfinite(headline(run)) and (name := identity(run)) in measured
+    ]
     return Field(
         _study("field-tuned", "The field, tuned", tuned),
         _study("field-default", "The field, defaults", default),
@@ -190,7 +200,8 @@ def ranking(data: Field) -> Table:
     note = (
         f"Accuracy of the mean of all clients in %, {_seeds(data.tuned, PLACE)}, ζ = {ZETA[DATASET]:g}. Settings were "
         "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max "
-        f"and trace: of the training loss at the tuned models{_of_seeds(data)}. –: not measured. {unexplained(rows)}"
+        f"and trace: of the mean cross-entropy on {data.samples('top', 'trace')}, at the tuned models"
+        f"{_of_seeds(data)}. –: not measured. {unexplained(rows)}"
     )
     title = f"CIFAR-100, {paper.partition_title(PLACE)}: the field"
     return Table("field-ranking", title, header, rows, note.strip(), 2)
@@ -247,8 +258,9 @@ def correlations(data: Field) -> Table:
         rows.append([measure.title, *(word for pair in found for word in pair)])
     header = ["measure", *(word for side in SIDES for word in (side, "models"))]
     note = (
-        f"Spearman's ρ over the models on Dirichlet 0.3{_of_seeds(data)}: −1 where the flatter model is always the "
-        "more accurate one, 0 where they have nothing to do with each other."
+        f"Spearman's ρ over the models tuned on Dirichlet 0.3{_of_seeds(data)}: −1 where the flatter model is always "
+        "the more accurate one, 0 where they have nothing to do with each other. Measured on "
+        f"{data.samples('top', 'trace', 'gauss_newton', 'sharpness')}."
     )
     return Table("field-sharpness", "Sharpness and test accuracy", header, rows if data.models else [], note)
 
@@ -299,6 +311,12 @@ def scatter(data: Field) -> list[Picture]:
     return pictures
 
 
+def caption(data: Field) -> str:
+    """What these pictures show."""
+    on = data.samples("top", "trace", "gauss_newton")
+    return f"A dot for each tuned model, measured on {on}; open: plain, full: with MAN."
+
+
 def penalty_title(penalty: str, variant: str) -> str:
     """A penalty in words: MAN; none, weight_decay=0.002."""
     return ", ".join(filter(None, (part_title("penalty", penalty) if penalty else "none", variant)))
@@ -338,18 +356,13 @@ def _compared(s: Series) -> bool:
     return not s.papers_method or decay_alone
 
 
-def _measured(
-    records: Sequence[FlatnessRecord], rows: Mapping[str, ResultRow]
-) -> Iterator[tuple[ResultRow, Measurements]]:
-    """Each measured run that has a row, with all that was measured of its model."""
-    found: dict[str, Measurements] = {}
+def _measured(records: Sequence[FlatnessRecord]) -> dict[str, Measurements]:
+    """What was measured of the model of each run."""
+    found: dict[str, list[Measurements]] = {}
     for record in records:
         if "config" in record["run"] and MODEL in record["models"]:
-            key = settings_identity(record["run"]["config"])
-            found.setdefault(key, {}).update(record["models"][MODEL])
-    for key, measured in found.items():
-        if key in rows and math.isfinite(headline(rows[key])):
-            yield rows[key], measured
+            found.setdefault(settings_identity(record["run"]["config"]), []).append(record["models"][MODEL])
+    return {run: best_of(files) for run, files in found.items()}
 
 
 def _pairs(data: Field, name: str) -> list[tuple[ResultRow, float]]:

@@ -217,14 +217,14 @@ def _field(data: field.Field) -> Section:
     columns = min(len(shown.partitions), 3)
     names, penalties = buttons([cell.series for cell in shown.cells])
     here = replace(shown, cells=shown.of(field.PLACE))
-    dots = "A dot for each model; open: plain, full: with MAN."
+    dots = field.scatter(data)
     curve = f"Test accuracy on {partition_title(field.PLACE)}; mean over seeds, shaded from lowest to highest."
     groups = [
         Group(tables=[field.ranking(data)]),
         *([_overview(shown, columns)] if shown.cells else []),
         Group("Convergence", curve, curves.convergence(here), 3, names, penalties),
         Group(tables=[field.gains(data), field.partitions(data), field.penalties(data)]),
-        Group("Flatness and accuracy", dots, field.scatter(data), 3, tables=[field.correlations(data)]),
+        Group("Flatness and accuracy", field.caption(data) if dots else "", dots, 3, tables=[field.correlations(data)]),
     ]
     briefs = field_narrative.briefs(data)
     return Section("field", "The field after the paper", briefs, groups, [field.tried(data)])
