@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
@@ -223,7 +223,7 @@ def between(values: Sequence[Figure], text: Callable[[Figure], str]) -> str:
     return " to ".join(dict.fromkeys(map(text, (min(values), max(values)))))
 
 
-def counted(found: Sequence[object], noun: str) -> str:
+def counted(found: Collection[object], noun: str) -> str:
     """1 model; 2 models."""
     return f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
 

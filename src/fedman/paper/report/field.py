@@ -25,6 +25,8 @@ from fedman.paper.report.series import (
     HOUSEKEEPING,
     MAN,
     Series,
+    common_seeds_text,
+    gained,
     method_title,
     part_title,
     penalty_of,
@@ -35,7 +37,7 @@ from fedman.paper.report.series import (
     series,
 )
 from fedman.paper.report.sources import FieldSources
-from fedman.paper.report.tables import BLANK, Table, points, rounds_text, unexplained
+from fedman.paper.report.tables import BLANK, Table, gain_text, points, rounds_text, unexplained
 from fedman.runs.records import Headline, ResultRow, Settings, axes, decisive, headline
 from fedman.runs.results import identity, settings_identity
 from fedman.runs.text_tables import mean_std
@@ -103,6 +105,7 @@ class Field:
     tuned: Study
     default: Study
     choices: Mapping[Method, Tried]
+    hopeless: frozenset[Method]  # every setting that was tried diverged, and none could be chosen
     penalised: Mapping[str, Mapping[Penalised, Series]]  # by algorithm: none, MAN, other penalties, more weight decay
     models: list[tuple[ResultRow, Measurements]]  # what was measured of which tuned run, at PLACE
     tunings: list[Tuning]
@@ -112,16 +115,39 @@ class Field:
         found = (c.series for c in study.of(partition) if (c.series.algorithm, c.series.penalty) == method)
         return next(found, None)
 
-    def gain(self, study: Study, algorithm: str, partition: str = PLACE) -> float | None:
-        """What MAN adds to an algorithm, in points."""
-        plain, man = (self.get(study, (algorithm, penalty), partition) for penalty in ("", MAN))
-        return man.mean - plain.mean if plain and man and math.isfinite(man.mean - plain.mean) else None
+    def gained(self, study: Study, before: Method, after: Method, partition: str = PLACE) -> float | None:
+        """By how many points the second method is better; nan where it alone diverges, with any seed or in all runs of
+        its tuning; None where there is nothing to compare."""
+        base = self.get(study, before, partition)
+        if study is self.tuned and after in self.hopeless:
+            return math.nan if base and math.isfinite(base.mean) else None
+        return gained(base, self.get(study, after, partition))
 
-    def tuning_gain(self, method: Method) -> float | None:
-        """What tuning adds to a method, in points."""
-        tuned, default = self.get(self.tuned, method), self.get(self.default, method)
-        found = tuned.mean - default.mean if tuned and default else math.nan
-        return found if math.isfinite(found) else None
+    def gains(self, study: Study, partition: str = PLACE) -> dict[str, float]:
+        """What MAN adds to every algorithm that was run both ways, as `gained`."""
+        found = {a: self.gained(study, (a, ""), (a, MAN), partition) for a in TUNED}
+        return {algorithm: gain for algorithm, gain in found.items() if gain is not None}
+
+    def seeds_of_gains(self, study: Study, partition: str = PLACE) -> str:
+        """The seeds over which these are."""
+        pairs = ([self.get(study, (a, p), partition) for p in ("", MAN)] for a in self.gains(study, partition))
+        return common_seeds_text((plain, man) for plain, man in pairs if plain and man)
+
+    def tuning_gains(self) -> dict[Method, float]:
+        """What tuning adds to every method that was run both ways, in points; nan where it diverges tuned alone."""
+        found = {m: gained(self.get(self.default, m), self.get(self.tuned, m)) for m in METHODS}
+        return {method: gain for method, gain in found.items() if gain is not None}
+
+    def tuning_pairs(self) -> list[tuple[Series, Series]]:
+        """The default and the tuned runs of these methods."""
+        pairs = ((self.get(self.default, m), self.get(self.tuned, m)) for m in self.tuning_gains())
+        return [(default, tuned) for default, tuned in pairs if default and tuned]
+
+    def accuracy(self, study: Study, method: Method, partition: str = PLACE) -> str:
+        """An accuracy in the table, or that the method diverged."""
+        if study is self.tuned and partition == PLACE and method in self.hopeless:
+            return "diverged"
+        return _text(self.get(study, method, partition))
 
     def samples(self, *names: str) -> str:
         """On how many samples these measurements were made."""
@@ -145,7 +171,11 @@ def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
     rows = {identity(row): row for row in (*papers, *found.rows) if row["config"].get("dataset") == DATASET}
     usual_model = (s for s in series(list(rows.values())) if s.headline == Headline() and not s.model)
     members = [s for s in usual_model if s.algorithm in TUNED]
-    choices = {method_of(tried["config"]): tried for t in found.tunings for tried in t["settings"] if tried["chosen"]}
+    settings: dict[Method, list[Tried]] = {}
+    for tried in (tried for tuning in found.tunings for tried in tuning["settings"]):
+        settings.setdefault(method_of(tried["config"]), []).append(tried)
+    choices = {method: tried for method, of in settings.items() for tried in of if tried["chosen"]}
+    hopeless = frozenset(m for m, of in settings.items() if all(None in tried["scores"].values() for tried in of))
     usual = [s for s in members if s.papers_method and s.zeta in (0, ZETA[DATASET])]
     tuned = [s for s in usual if (choice := choices.get((s.algorithm, s.penalty))) and _same(s, choice)]
     default = [s for s in usual if not s.variant]
@@ -167,6 +197,7 @@ def field(found: FieldSources, papers: Sequence[ResultRow]) -> Field | None:
         _study("field-tuned", "The field, tuned", tuned),
         _study("field-default", "The field, defaults", default),
         choices,
+        hopeless,
         penalised,
         models,
         found.tunings,
@@ -178,18 +209,18 @@ def ranking(data: Field) -> Table:
     target = next((s.target for c in (*data.tuned.cells, *data.default.cells) if (s := c.series).target), None)
     header = ["rank", "method", "tuned", "default", "tuning adds", "chosen", f"rounds to {target or 50:g} %", "s",
               "λ_max", "trace"]  # fmt: skip
-    rows = []
+    rows, adds = [], data.tuning_gains()
     means = [c.series.mean for c in data.tuned.of(PLACE) if math.isfinite(c.series.mean)]
     for method in data.ranked:
-        tuned, default = data.get(data.tuned, method), data.get(data.default, method)
-        known = tuned is not None and math.isfinite(tuned.mean)
+        tuned = data.get(data.tuned, method)
+        text = data.accuracy(data.tuned, method), data.accuracy(data.default, method)
+        tuned = tuned if tuned and math.isfinite(tuned.mean) else None
         rows.append(
             [
-                str(1 + sum(mean > tuned.mean + 1e-9 for mean in means)) if tuned and known else BLANK,
+                str(1 + sum(mean > tuned.mean + 1e-9 for mean in means)) if tuned else BLANK,
                 method_title(*method),
-                _text(tuned),
-                _text(default),
-                points(data.tuning_gain(method)),
+                *text,
+                gain_text(adds.get(method)),
                 setting_text(data.choices.get(method)),
                 rounds_text(tuned) if tuned else BLANK,
                 _seconds(tuned),
@@ -199,9 +230,10 @@ def ranking(data: Field) -> Table:
         )
     note = (
         f"Accuracy of the mean of all clients in %, {_seeds(data.tuned, PLACE)}, ζ = {ZETA[DATASET]:g}. Settings were "
-        "chosen among six for each method, on training samples held out. s: seconds a run, stacked with others. λ_max "
-        f"and trace: of the mean cross-entropy on {data.samples('top', 'trace')}, at the tuned models"
-        f"{_of_seeds(data)}. –: not measured. {unexplained(rows)}"
+        "chosen among six for each method, on training samples held out. Tuning adds: over the seeds that both have, "
+        f"{common_seeds_text(data.tuning_pairs())}. s: seconds a run, stacked with others. λ_max and trace: of the "
+        f"mean cross-entropy on {data.samples('top', 'trace')}, at the tuned models{_of_seeds(data)}. diverged: with "
+        f"one seed or more, or with every setting that was tried. –: not measured, or diverged. {unexplained(rows)}"
     )
     title = f"CIFAR-100, {paper.partition_title(PLACE)}: the field"
     return Table("field-ranking", title, header, rows, note.strip(), 2)
@@ -212,8 +244,8 @@ def partitions(data: Field) -> Table:
     header = ["method", *(f"{paper.partition_title(p)}, {how}" for p in PARTITIONS for how in ("tuned", "default"))]
     rows = []
     for method in data.ranked:
-        found = [data.get(study, method, p) for p in PARTITIONS for study in (data.tuned, data.default)]
-        rows.append([method_title(*method), *map(_text, found)])
+        found = [data.accuracy(study, method, p) for p in PARTITIONS for study in (data.tuned, data.default)]
+        rows.append([method_title(*method), *found])
     note = (
         "Chosen once, on Dirichlet 0.3. Where the defaults were chosen, the two columns hold the same runs; on iid the "
         f"paper has another ρ for FedASAM+MAN and FedSpeed. Without ±: one seed. –: not measured. {unexplained(rows)}"
@@ -223,12 +255,18 @@ def partitions(data: Field) -> Table:
 
 def gains(data: Field) -> Table:
     """What MAN adds to every algorithm."""
-    header = ["algorithm", *(f"{paper.partition_title(p)}, {how}" for p in PARTITIONS for how in ("tuned", "default"))]
-    rows = [
-        [method_title(a), *(_gain(data, study, a, p) for p in PARTITIONS for study in (data.tuned, data.default))]
-        for a in TUNED
-    ]
-    note = f"–: not measured, or one of the two diverged. {unexplained(rows)}".strip()
+    columns = {
+        f"{paper.partition_title(p)}, {how}": (study, p)
+        for p in PARTITIONS
+        for how, study in (("tuned", data.tuned), ("default", data.default))
+    }
+    header = ["algorithm", *columns]
+    rows = [[method_title(a), *(_gain(data, study, a, p) for study, p in columns.values())] for a in TUNED]
+    over = [f"{title}: {data.seeds_of_gains(*of)}" for title, of in columns.items() if data.gains(*of)]
+    note = (
+        f"Over the seeds that both have ({'; '.join(over) or 'none'}). diverges: with MAN and not without, with one "
+        f"seed or more or in all runs of its tuning. –: not measured, or diverged without MAN. {unexplained(rows)}"
+    ).strip()
     return Table("field-gains", "CIFAR-100: points that MAN adds", header, rows, note)
 
 
@@ -242,11 +280,13 @@ def penalties(data: Field) -> Table:
         for a in algorithms:
             of, kind = data.penalised[a], (penalty, zeta, variant)
             known, base = of.get(kind), of.get(PLAIN)
-            cells += [_text(known), points(known.mean - base.mean) if known and base and kind != PLAIN else BLANK]
+            cells += [_text(known), gain_text(gained(base, known)) if kind != PLAIN else BLANK]
         rows.append([penalty_title(penalty, variant), f"{zeta:g}" if penalty else BLANK, *cells])
     header = ["penalty", "ζ", *(word for a in algorithms for word in (method_title(a), "against none"))]
     title = f"CIFAR-100, {paper.partition_title(PLACE)}: other penalties against MAN"
-    note = f"Algorithms with their defaults. {unexplained(rows)}".strip()
+    pairs = ((of[PLAIN], s) for of in data.penalised.values() if PLAIN in of for kind, s in of.items() if kind != PLAIN)
+    note = f"Algorithms with their defaults. Against none: over the seeds that both have, {common_seeds_text(pairs)}."
+    note = f"{note} {unexplained(rows)}".strip()
     return Table("field-penalties", title, header, rows, note)
 
 
@@ -409,6 +449,6 @@ def _text(s: Series | None) -> str:
 
 
 def _gain(data: Field, study: Study, algorithm: str, partition: str) -> str:
-    gain = data.gain(study, algorithm, partition)
+    gain = data.gained(study, (algorithm, ""), (algorithm, MAN), partition)
     pair = (data.get(study, (algorithm, penalty), partition) for penalty in ("", MAN))
-    return BLANK if gain is None else points(gain) + max(s.mark for s in pair if s)
+    return BLANK if gain is None else gain_text(gain) + max(s.mark for s in pair if s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedman.paper import targets as paper
 from fedman.paper.presets import PARTITIONS, TUNED
@@ -24,7 +24,8 @@ from fedman.paper.report.field import (
     penalty_title,
     spearman,
 )
-from fedman.paper.report.series import MAN, method_title
+from fedman.paper.report.narrative import share_of
+from fedman.paper.report.series import MAN, common_seeds, common_seeds_text, gained, method_title
 from fedman.paper.report.tables import points
 
 WHERE = paper.partition_title(PLACE)
@@ -47,13 +48,15 @@ def briefs(data: Field) -> list[tuple[str, list[str]]]:
 def answer(data: Field | None) -> str:
     """One paragraph for the README: does MAN help the methods after it, and what is left of their gains? Empty where
     no algorithm was run both ways."""
-    gains = _gains(data, data.tuned, "Tuned", (PLACE,)) if data else []
-    if not data or not gains:
+    compared = data.gains(data.tuned) if data else {}
+    if not data or not compared:
         return ""
-    count, (_, each) = len({c.series.algorithm for c in data.tuned.of(PLACE)}), _spent(data)
-    about = f"{count} algorithms on CIFAR-100, tuned alike without and with MAN, {each} runs each"
+    _, each = _spent(data, compared)
+    count = claims.counted(compared, "algorithm")
+    about = f"{count} on CIFAR-100, tuned alike without and with MAN, {each} runs each"
     where = "[the field after the paper](docs/field.md); `fedman report results` shows it"
-    return f"**After the paper**: {about} ({where}). {' '.join([*gains, *_best(data), *_lead(data)])}\n"
+    told = [*_gains(data, data.tuned, "Tuned", (PLACE,)), *_best(data), *_lead(data)]
+    return f"**After the paper**: {about} ({where}). {' '.join(told)}\n"
 
 
 def _measured(data: Field) -> list[str]:
@@ -70,14 +73,18 @@ def _measured(data: Field) -> list[str]:
         for p in PARTITIONS
         if (names := [c.series.method for c in study.of(p) if math.isnan(c.series.mean)])
     ]
+    hopeless = [method_title(*method) for method in METHODS if method in data.hopeless]
+    lost += [f"{', '.join(hopeless)} ({WHERE}, with every setting that was tried)"] if hopeless else []
     return [text, *tuning, *([f"Diverged with one seed or more: {'; '.join(lost)}."] if lost else [])]
 
 
-def _spent(data: Field) -> tuple[Counter[Method], str]:
-    """The runs of tuning for each method, and the least and the most of them as text."""
+def _spent(data: Field, algorithms: Collection[str] = TUNED) -> tuple[Counter[Method], str]:
+    """The runs of tuning that have been played for each method, and the least and the most of them as text."""
     spent = Counter[Method]()
     for tried in (tried for tuning in data.tunings for tried in tuning["settings"]):
-        spent[method_of(tried["config"])] += len(tried["seeds"])
+        method = method_of(tried["config"])
+        if tried["scores"] and method[0] in algorithms:
+            spent[method] += len(tried["seeds"])
     return spent, claims.between(list(spent.values()), str) if spent else ""
 
 
@@ -95,52 +102,47 @@ def _gains(data: Field, study: Study, how: str, partitions: Sequence[str] = PART
     """How many algorithms MAN helps on each partition, and which it does not."""
     told, down = list[str](), list[str]()
     for partition in partitions:
-        known = {a: gain for a in TUNED if (gain := data.gain(study, a, partition)) is not None}
-        lost = [a for a in TUNED if _diverges_with_man(data, study, a, partition)]
-        if not known and not lost:
+        gains = data.gains(study, partition)
+        if not gains:
             continue
-        up, where = sum(gain > 0 for gain in known.values()), paper.partition_title(partition)
-        of = f"{up} of {len(known) + len(lost)}{'' if told else ' algorithms'} on {where}"
-        by = _spread({method_title(a): gain for a, gain in known.items()}) if known else ""
-        told.append(f"{of}, {'' if told else 'in points '}{by}" if by else of)
-        names = [
-            f"{method_title(a)} ({points(known[a])})" for a in sorted(known, key=known.__getitem__) if known[a] <= 0
-        ]
-        names += [f"{method_title(a)} (diverges)" for a in lost]
-        down += [f"{', '.join(names)} on {where}"] if names else []
+        known, where = _finite(gains), paper.partition_title(partition)
+        of = f"{share_of(list(gains.values()))}{'' if told else ' algorithms'} on {where}"
+        of += f" ({data.seeds_of_gains(study, partition)})"
+        told.append(f"{of}, {'' if told else 'in points '}{_spread(_titled(known))}" if known else of)
+        why = {a: points(known[a]) for a in sorted(known, key=known.__getitem__) if known[a] <= 0}
+        chosen = {a for a in TUNED if study is data.default or (a, MAN) not in data.hopeless}
+        why |= {a: "diverges" if a in chosen else "diverges in tuning" for a in gains if a not in known}
+        names = ", ".join(f"{method_title(a)} ({text})" for a, text in why.items())
+        down += [f"{names} on {where}"] if names else []
     text = [f"{how}, MAN raises the accuracy of {'; '.join(told)}."] if told else []
     return [*text, f"It does not help {'; '.join(down)}."] if down else text
 
 
-def _diverges_with_man(data: Field, study: Study, algorithm: str, partition: str) -> bool:
-    plain, man = (data.get(study, (algorithm, penalty), partition) for penalty in ("", MAN))
-    return bool(plain and man and math.isfinite(plain.mean) and math.isnan(man.mean))
-
-
 def _tuning(data: Field) -> list[str]:
-    adds = {m: gain for m in METHODS if (gain := data.tuning_gain(m)) is not None}
-    if not adds:
+    adds, pairs = {method_title(*m): gain for m, gain in data.tuning_gains().items()}, data.tuning_pairs()
+    known = _finite(adds)
+    if not known:
         return []
-    spread = _spread({method_title(*m): gain for m, gain in adds.items()})
-    text = f"On {WHERE} tuning adds {spread} ({len(adds)} methods)."
-    both = [(data.get(data.tuned, m), data.get(data.default, m)) for m in adds]
-    rho = spearman([(a.mean, b.mean) for a, b in both if a and b])
+    counted = f"{claims.counted(adds, 'method')}, {common_seeds_text(pairs)}"
+    text = f"On {WHERE} tuning adds {_spread(known)} ({counted}){_lost(adds)}."
+    finite = [(pair, common_seeds(*pair)) for pair in pairs if math.isfinite(pair[1].mean)]
+    rho = spearman([(default.over(seeds), tuned.over(seeds)) for (default, tuned), seeds in finite])
     more = [] if rho is None else [f"Rank correlation of the order with the defaults and tuned: {points(rho)}."]
     return [text, *more]
 
 
 def _lead(data: Field) -> list[str]:
     """What is left of the other algorithms' gains over FedAvg when all are tuned alike, without MAN and with it."""
+    others = [a for a in TUNED if a != "fedavg"]
 
     def over(study: Study, penalty: str, base: str) -> dict[str, float]:
-        first = data.get(study, ("fedavg", base))
-        found = {a: data.get(study, (a, penalty)) for a in TUNED if a != "fedavg"}
-        leads = {method_title(a): s.mean - first.mean for a, s in found.items() if first and s}
-        return {name: lead for name, lead in leads.items() if math.isfinite(lead)}
+        found = {a: data.gained(study, ("fedavg", base), (a, penalty)) for a in others}
+        return _titled({a: lead for a, lead in found.items() if lead is not None})
 
     told = []
     for penalty in ("", MAN):
-        tuned, default = (over(study, penalty, penalty) for study in (data.tuned, data.default))
+        every = over(data.tuned, penalty, penalty)
+        tuned, default = _finite(every), _finite(over(data.default, penalty, penalty))
         if not tuned:
             continue
         both = tuned.keys() & default.keys()
@@ -151,9 +153,11 @@ def _lead(data: Field) -> list[str]:
             else _spread(tuned)
         )
         who = "algorithms with MAN" if penalty else "algorithms"
+        first = data.get(data.tuned, ("fedavg", penalty))
+        seeds = common_seeds_text((first, s) for a in others if first and (s := data.get(data.tuned, (a, penalty))))
         base = method_title("fedavg", penalty)
-        told.append(f"Over {base}, tuned alike on {WHERE}, the other {who} gain {spread}.")
-    ahead = over(data.tuned, "", MAN)
+        told.append(f"Over {base}, tuned alike on {WHERE} ({seeds}), the other {who} gain {spread}{_lost(every)}.")
+    ahead = _finite(over(data.tuned, "", MAN))
     if ahead:
         behind = sum(lead < 0 for lead in ahead.values())
         told.append(f"{method_title('fedavg', MAN)} is ahead of {behind} of the {len(ahead)} others without MAN.")
@@ -163,16 +167,19 @@ def _lead(data: Field) -> list[str]:
 def _penalties(data: Field) -> list[str]:
     told = []
     for algorithm, of in data.penalised.items():
-        plain = of.get(PLAIN)
-        gains = {kind: s.mean - plain.mean for kind, s in of.items() if plain and math.isfinite(s.mean - plain.mean)}
+        found = {kind: gained(of.get(PLAIN), s) for kind, s in of.items() if kind != PLAIN}
+        gains = {kind: gain for kind, gain in found.items() if gain is not None}
         mans = [gain for kind, gain in gains.items() if kind[0] == MAN]
         others = {f"{penalty_title(*kind[::2])}, ζ = {kind[1]:g}" if kind[0] else kind[2]: gain
-                  for kind, gain in gains.items() if kind[0] != MAN and kind != PLAIN}  # fmt: skip
+                  for kind, gain in gains.items() if kind[0] != MAN}  # fmt: skip
         if mans and others:
-            more = sum(gain > mans[0] for gain in others.values())
+            man, finite = mans[0], _finite(others)
+            more = sum(math.isnan(man) or gain > man for gain in finite.values())
+            does, add = ("diverges", "add ") if math.isnan(man) else (f"adds {points(man)}", "")
             told.append(
-                f"On {method_title(algorithm)} with its defaults MAN adds {points(mans[0])}, other penalties and "
-                f"weight decays {_ends(others)}; {more} of {len(others)} add more than MAN."
+                f"On {method_title(algorithm)} with its defaults MAN {does}, other penalties and weight decays "
+                f"{f'{add}{_ends(finite)}' if finite else 'diverge'}; {more} of {len(others)} add more than MAN"
+                f"{_lost(others)}."
             )
     return told
 
@@ -192,6 +199,21 @@ def _sharpness(data: Field) -> list[str]:
         f"Rank correlation of the measures of sharpness with test accuracy: {'; '.join(told)}. Where it is negative, "
         "flatter models are the more accurate ones."
     ]
+
+
+def _titled(gains: Mapping[str, float]) -> dict[str, float]:
+    return {method_title(algorithm): gain for algorithm, gain in gains.items()}
+
+
+def _finite(gains: Mapping[str, float]) -> dict[str, float]:
+    """Those that did not diverge."""
+    return {name: gain for name, gain in gains.items() if math.isfinite(gain)}
+
+
+def _lost(gains: Mapping[str, float]) -> str:
+    """Those that did."""
+    names = "; ".join(name for name, gain in gains.items() if math.isnan(gain))
+    return f"; diverged: {names}" if names else ""
 
 
 def _spread(gains: Mapping[str, float]) -> str:

@@ -252,12 +252,11 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def common_seeds_text(pairs: Iterable[tuple[Series, Series]]) -> str:
-    """The seeds over which pairs are compared: seeds 0, 1, 2; where some have fewer of them also how many."""
+    """The seeds over which pairs are compared: seeds 0, 1, 2; or some of them, where pairs have fewer."""
     found = [seeds for pair in pairs if (seeds := common_seeds(*pair))]
-    counts = sorted(map(len, found))
-    same = len(set(map(frozenset, found))) < 2
-    each = "" if same else f" ({' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} each)"
-    return seeds_text(seed for seeds in found for seed in seeds) + each
+    every = {seed for seeds in found for seed in seeds}
+    fewer = " or some of them" if any(seeds != every for seeds in found) else ""
+    return seeds_text(every) + fewer if found else "no seed"
 
 
 def slug(name: str) -> str:
