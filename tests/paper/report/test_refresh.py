@@ -1,5 +1,6 @@
 """The repository's own results: the page is small and quickly made, and the documents hold its tables."""
 
+import math
 import time
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from PIL import Image
 
 from docs import refresh
-from fedman.paper.report import command
+from fedman.paper.flatness import flatness_json
+from fedman.paper.presets import METHODS
+from fedman.paper.report import command, hessian
 from fedman.runs.checksums import file_sha256
 
 ROOT = Path(__file__).parents[3]
@@ -64,6 +67,23 @@ def test_a_document_takes_tables_texts_and_pictures(tmp_path):
     inside = [part.partition("<!-- end")[0] for part in new.split("-->\n")[1::2]]
     assert inside == ["| a |\n", "Not measured yet.\n", "said\n", "", "![all of it](report.png)\n", ""]
     assert refresh.refreshed(new, tmp_path) == new
+
+
+def test_the_documents_say_how_much_was_measured():
+    """What is written by hand of the Hessians: how many of the paper's, seeds, images, and what is not there."""
+    records = [flatness_json.read(path) for path in flatness_json.find(ROOT / "results/flatness", "*flatness*.json")]
+    models = [m for m in hessian.merge(records) if not m.variant and not math.isnan(m.top)]
+    cells, seeds = hessian.by_setting(models), {len(members) for members in hessian.by_setting(models)}
+    missing = {*METHODS} - {m.algorithm for m in models}
+    paper, readme = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/paper.md", "README.md")
+    )
+    assert (seeds, missing) == ({1}, {"fedasam", "feddc"})
+    assert hessian.samples_text(m.best for m in models) == "50 000 training samples"
+    assert f"| {len(cells)} of 24 cells, one seed, on all 50 000 images; not FedASAM and FedDC |" in paper
+    assert "its minimum flatter with all four that were measured (one seed)." in readme
+    assert not any({"layers", "clients"} & {*m.best} for m in models)
+    assert "layers' blocks and clients' λ_max of the CIFAR-100 models have not been measured yet |" in paper
 
 
 def test_no_result_has_changed_unnoticed():
