@@ -82,6 +82,12 @@ def test_where_no_zeta_is_the_usual_one_all_that_were_tried_count():
     tiles = narrative.tiles([found])
     assert ("1 of 2", "pairs in which MAN gains; of Digits each ζ tried is one") in tiles
     assert tables.gains(found).note.startswith("ζ = 0.05 (the smallest of 2 tried as often); over the seeds that both")
+    apart = compare(
+        [*rows[:2], *(row(a, dataset="digits", algorithm="feddyn", zeta=z) for z, a in ((0, 60), (0.05, 61)))]
+    )
+    text = " ".join(narrative.dataset(apart))
+    assert "Over all ζ tried (0.3) MAN gains −10.00 points (FedAvg, Dirichlet 0.3)." in text
+    assert "Over all ζ tried (0.05) MAN gains +1.00 points (FedDyn, Dirichlet 0.3)." in text
     usual = compare([*rows, row(82.0, dataset="digits", zeta=0.05, seed=1)])
     assert not usual.ties
     assert ("1 of 1", "pairs in which MAN gains") in narrative.tiles([usual])

@@ -243,10 +243,10 @@ def _gain(data: Comparison, penalty: str) -> str:
 def _every_zeta(data: Comparison) -> list[str]:
     """Where the paper has no ζ that of the cells is one of those tried: what all of them gain."""
     sentences = []
-    for plain, *tried in data.zeta_studies(2) if data.dataset not in ZETA else []:
+    for plain, *tried in data.zeta_studies(1) if data.dataset not in ZETA else []:
         gains = {s.zeta: found for s in tried if (found := gained(plain, s)) is not None}
         finite = [gain for gain in gains.values() if not math.isnan(gain)]
-        if plain.penalty or not gains:
+        if plain.penalty or not gains or (len(gains) < 2 and tried[0].penalty not in data.ties):
             continue
         ends = [difference(data.headline, end(finite), plain.mean) for end in (min, max)] if finite else []
         units = " points" if data.headline.unit else ""
