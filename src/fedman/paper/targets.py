@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-TITLES = {"cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10", "digits": "Digits"}
+TITLES = {
+    "cifar100": "CIFAR-100",
+    "tiny-imagenet": "Tiny-ImageNet",
+    "cifar10": "CIFAR-10",
+    "digits": "Digits",
+    "shakespeare": "Shakespeare",
+}
 PARTITIONS = {"dir0.3": "Dirichlet 0.3", "dir0.6": "Dirichlet 0.6", "iid": "iid"}
 SWAPPED = {"dir0.3": "dir0.6", "dir0.6": "dir0.3", "iid": "iid"}
 """The CIFAR-10 columns read the other way round: all twelve rows are lower under the header of the easier split."""
