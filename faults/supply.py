@@ -65,7 +65,7 @@ def pins() -> Iterator[tuple[str, str | None]]:
         seen.add(name)
         for inner in metadata.requires(name) or ():
             marker = Requirement(inner).marker
-            if marker is None or marker.evaluate({"extra": ""}):
+            if marker is None or any(marker.evaluate({"extra": e}) for e in {"", *extras}):
                 wanted.append(inner)
         exact = any(s.operator == "==" for s in requirement.specifier)  # torch pins its CUDA libraries itself
         public = installed.partition("+")[0]

@@ -27,7 +27,8 @@ RESERVED = (
     *("round", "cohort", "quarantined", "lr", "loss", "penalty", "test_loss", "seconds", "clients", "attackers"),
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
     *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "execution"),
-    *("version", "source", "torch", "stacked", "extended", "stopped", "evaluated_on", "curve", "diverged"),
+    *("version", "source", "earlier_sources", "torch", "stacked", "extended", "stopped", "evaluated_on"),
+    *("curve", "diverged"),
     *("sum", "man"),  # in the lines of files, and in those of earlier versions
 )
 """Names in records and summaries that a figure of a task cannot have."""
