@@ -6,6 +6,10 @@ others' replies until these have expired. Flower also has no limit on their size
 that are there, with the calls that Flower's grid makes. A response says in its header how long it is, and is refused
 before its bytes arrive. An array is put together from chunks, and can name the same chunk many times: a small reply
 could be unpacked to a large one, so chunks are counted.
+
+A node can also send messages that reply to nothing. The SuperLink adds them to its next answer, after the reply that
+was asked for. They are not read: neither in another client's place, nor where they make the answer too large. Of whom a
+reply is follows from the order, whatever it says itself.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -22,12 +26,12 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
-PULLS = ("/pull-messages", "/pull-object")  # the ends of the paths by which a reply and its objects are pulled
+ANNOUNCEMENT, OBJECT = "/pull-messages", "/pull-object"  # the ends of the paths by which a reply is pulled
 TURN = 1.0  # seconds after which it is the next reply's turn, however many objects this one has
 
 
@@ -45,21 +49,30 @@ class IncomingReply:
     def __init__(self, grid: Grid, order: Message, limit: float = math.inf) -> None:
         self.grid, self.order, self.limit = grid, order, limit
         self.name = ""  # the reply's message id, once it is announced
-        self.missing: list[str] = []  # objects, in the order in which they are pulled
+        self.missing: dict[str, None] = {}  # objects that are known of and not there yet; the last is pulled next
         self.objects: dict[str, bytes] = {}
         self.received = self.largest = self.chunks = 0
 
     def pull(self) -> Message | None:
         """Receive what is there; the reply, once it is complete."""
-        if not isinstance(self.grid, HttpGrid):  # in a simulation replies are complete
-            return next(iter(self.grid.pull_messages([self.order.metadata.message_id])), None)
-        runtime, node, run = self.grid._runtime_client, self.grid.node, self.grid.run.run_id
+        reply = self._receive() if isinstance(self.grid, HttpGrid) else self._find()
+        return reply and Message(reply.error if reply.has_error() else reply.content, reply_to=self.order)
+
+    def _find(self) -> Message | None:
+        """The reply in a simulation, where it is complete."""
+        return next(iter(self.grid.pull_messages([self.order.metadata.message_id])), None)
+
+    def _receive(self) -> Message | None:
+        """The reply, once the SuperLink has all of it."""
+        grid = cast(HttpGrid, self.grid)
+        runtime, node, run = grid._runtime_client, grid.node, grid.run.run_id
         end = time.monotonic() + TURN
         with self._limited(runtime._client):
             if not self.name and not self._announced(runtime):
                 return None
             while self.missing:
-                answer = runtime.PullObject(PullObjectRequest(node=node, run_id=run, object_id=self.missing[0]))
+                name = next(reversed(self.missing))
+                answer = runtime.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
                 if not answer.object_found:
                     raise BadReply("reply: its upload was not completed")
                 if not answer.object_available:
@@ -69,34 +82,45 @@ class IncomingReply:
                     return None
         received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=self.name)
         runtime.ConfirmMessageReceived(received)
-        message = cast(Message, inflate_object_from_contents(self.name, self.objects))
-        message.metadata.__dict__["_message_id"] = self.name
-        return message
+        return cast(Message, inflate_object_from_contents(self.name, self.objects))
 
     def _announced(self, runtime: RuntimeHttpClient) -> bool:
-        """Whether there is a reply; if so, note its parts. The SuperLink announces it once."""
-        found = runtime.PullMessages(PullAppMessagesRequest(message_ids=[self.order.metadata.message_id]))
-        for reply, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            self.name, self.received = reply.metadata.message_id, found.ByteSize()
-            self.missing = list(dict.fromkeys(part.object_id for part in iterate_object_tree(tree)))
+        """Whether there is a reply to the order. The SuperLink, which has checked its sender, announces it once."""
+        asked = self.order.metadata.message_id
+        for reply in runtime.PullMessages(PullAppMessagesRequest(message_ids=[asked])).messages_list:
+            if reply.metadata.reply_to_message_id == asked:
+                self.name, self.received = reply.metadata.message_id, reply.ByteSize()
+                self.missing = {self.name: None}
         return bool(self.name)
 
     def _keep(self, content: bytes) -> None:
-        """Keep an object that was received."""
+        """Keep an object that was received; those that it is made of are missing next."""
         self.received += len(content)
         self.largest, self.chunks = max(self.largest, len(content)), self.chunks + _chunks(content)
         if self.chunks * self.largest > 2 * self.limit:
             raise BadReply(f"reply: has more than {2 * self.limit} bytes when it is unpacked")
-        self.objects[self.missing.pop(0)] = content
+        name, _ = self.missing.popitem()
+        self.objects[name] = content
+        parts = get_object_children_ids_from_object_content(content)
+        self.missing |= dict.fromkeys(part for part in parts if part not in self.objects)
 
     @contextmanager
     def _limited(self, client: httpx.Client) -> Iterator[None]:
-        """Raise `BadReply` before a response arrives that makes the reply too large."""
+        """Let no response arrive that makes the reply too large: raise `BadReply` before its bytes do.
+
+        Of a larger announcement only the first message arrives, as others may have sent the rest.
+        """
 
         def check(response: httpx.Response) -> None:
             length = float(response.headers.get("content-length", math.inf))
-            if response.url.path.endswith(PULLS) and self.received + length > self.limit:
+            if self.received + length <= self.limit:
+                return
+            if response.url.path.endswith(OBJECT):
                 raise BadReply(f"reply: has more than {self.limit} bytes")
+            if response.url.path.endswith(ANNOUNCEMENT):
+                body = cast(httpx.SyncByteStream, response.stream)
+                response.stream = httpx.ByteStream(_first_message(body, self.limit))
+                body.close()
 
         before = client.event_hooks
         client.event_hooks = {**before, "response": [*before["response"], check]}
@@ -110,3 +134,20 @@ def _chunks(content: bytes) -> int:
     """The number of chunks of which an array is put together; 0 for other objects."""
     kind, _, rest = content.partition(b" ")
     return len(json.loads(rest.partition(b"\0")[2])["arraychunk_ids"]) if kind == b"Array" else 0
+
+
+def _first_message(body: Iterable[bytes], most: float) -> bytes:
+    """The bytes of the first message of an announcement: a tag, the message's length in digits of seven bits, the
+    message. Nothing if they are more than `most`."""
+    head = b""
+    for part in body:
+        head += part
+        last = next((i for i, byte in enumerate(head[1:10], 1) if byte < 128), None)
+        if last is None:
+            continue
+        size = last + 1 + sum((byte & 127) << 7 * i for i, byte in enumerate(head[1 : last + 1]))
+        if size > most:
+            break
+        if len(head) >= size:
+            return head[:size]
+    return b""
