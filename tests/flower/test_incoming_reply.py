@@ -180,7 +180,7 @@ def test_a_part_beyond_the_limit_is_not_received(superlink):
     assert superlink.sent < 10_000
 
 
-@pytest.mark.parametrize(("copies", "good"), [(2, True), (1000, False)])
+@pytest.mark.parametrize(("copies", "good"), [(2, True), (5, True), (6, False), (1000, False)])
 def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, superlink):
     """A few thousand bytes could be unpacked to a million."""
     array = numbers(1000)
@@ -189,18 +189,18 @@ def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, super
     incoming = superlink.incoming({"w": array}, limit=6000)
     superlink.objects[array.object_id] = head + b"\0" + body.replace(b"[0]}", b"[" + ids + b"]}")
     if good:
-        assert incoming.pull().content["upload"]["w"].data == 2 * array.data
+        assert incoming.pull().content["upload"]["w"].data == copies * array.data
     else:
-        with pytest.raises(BadReply, match="has more than 12000 bytes when it is unpacked"):
+        with pytest.raises(BadReply, match="has more than 6000 bytes when it is unpacked"):
             incoming.pull()
 
 
+@pytest.mark.parametrize("other", [20_000, 5_000_000])
 @pytest.mark.parametrize("size", [10, 5_000_000, 5_300_000, 12_000_000])
-def test_honest_arrays_of_every_size_pass(size, superlink):
-    """Two arrays, with the limit that the server sets for them."""
-    rng = np.random.default_rng(0)
-    arrays = {name: Array(rng.integers(0, 256, size, np.uint8)) for name in ("w", "v")}
-    assert superlink.incoming(arrays, int(1.1 * 2 * size) + backend.OTHER_BYTES).pull() is not None
+def test_honest_arrays_of_every_size_pass(size, other, superlink):
+    """Also small buffers beside a model, with the limit that the server sets for them."""
+    arrays = {"w": numbers(size), "model.buffers": numbers(other)}
+    assert superlink.incoming(arrays, int(1.1 * (size + other)) + backend.OTHER_BYTES).pull() is not None
 
 
 def test_other_calls_and_other_times_have_no_limit(superlink):

@@ -5,7 +5,7 @@ for all of them, for up to two hours: one node that uploads slowly, or never, wo
 others' replies until these have expired. Flower also has no limit on their size. So the objects are pulled here, those
 that are there, with the calls that Flower's grid makes. A response says in its header how long it is, and is refused
 before its bytes arrive. An array is put together from chunks, and can name the same chunk many times: a small reply
-could be unpacked to a large one, so chunks are counted.
+could be unpacked to a large one, so its size is counted before it is unpacked.
 
 A node can also send messages that reply to nothing. The SuperLink adds them to its next answer, after the reply that
 was asked for. They are not read: neither in another client's place, nor where they make the answer too large. Of whom a
@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from typing import cast
 
 import httpx
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content
+from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
@@ -40,18 +40,14 @@ class BadReply(Exception):
 
 
 class IncomingReply:
-    """The reply to an order, of at most `limit` bytes.
-
-    Arrays may be unpacked to twice as many: their size is estimated by their number of chunks and the largest one, and
-    the last chunk of an array is smaller.
-    """
+    """The reply to an order, of at most `limit` bytes, as it is sent and as it is unpacked."""
 
     def __init__(self, grid: Grid, order: Message, limit: float = math.inf) -> None:
         self.grid, self.order, self.limit = grid, order, limit
         self.name = ""  # the reply's message id, once it is announced
         self.missing: dict[str, None] = {}  # objects that are known of and not there yet; the last is pulled next
         self.objects: dict[str, bytes] = {}
-        self.received = self.largest = self.chunks = 0
+        self.received = 0
 
     def pull(self) -> Message | None:
         """Receive what is there; the reply, once it is complete."""
@@ -80,6 +76,8 @@ class IncomingReply:
                 self._keep(answer.object_content)
                 if time.monotonic() > end:
                     return None
+        if sum(self._unpacked(content) for content in self.objects.values()) > self.limit:
+            raise BadReply(f"reply: has more than {self.limit} bytes when it is unpacked")
         received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=self.name)
         runtime.ConfirmMessageReceived(received)
         return cast(Message, inflate_object_from_contents(self.name, self.objects))
@@ -96,13 +94,18 @@ class IncomingReply:
     def _keep(self, content: bytes) -> None:
         """Keep an object that was received; those that it is made of are missing next."""
         self.received += len(content)
-        self.largest, self.chunks = max(self.largest, len(content)), self.chunks + _chunks(content)
-        if self.chunks * self.largest > 2 * self.limit:
-            raise BadReply(f"reply: has more than {2 * self.limit} bytes when it is unpacked")
         name, _ = self.missing.popitem()
         self.objects[name] = content
-        parts = get_object_children_ids_from_object_content(content)
+        _, parts, _ = get_object_head_values_from_object_content(content)
         self.missing |= dict.fromkeys(part for part in parts if part not in self.objects)
+
+    def _unpacked(self, content: bytes) -> int:
+        """The bytes of which an array is put together; 0 for other objects."""
+        kind, parts, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            return 0
+        chunks = json.loads(content.partition(b"\0")[2])["arraychunk_ids"]
+        return sum(len(self.objects[parts[i]]) for i in chunks)
 
     @contextmanager
     def _limited(self, client: httpx.Client) -> Iterator[None]:
@@ -128,12 +131,6 @@ class IncomingReply:
             yield
         finally:
             client.event_hooks = before
-
-
-def _chunks(content: bytes) -> int:
-    """The number of chunks of which an array is put together; 0 for other objects."""
-    kind, _, rest = content.partition(b" ")
-    return len(json.loads(rest.partition(b"\0")[2])["arraychunk_ids"]) if kind == b"Array" else 0
 
 
 def _first_message(body: Iterable[bytes], most: float) -> bytes:
