@@ -1,7 +1,5 @@
 """A reply is pulled part by part: nobody waits until it is complete, and its limit acts before bytes arrive."""
 
-import math
-
 import httpx
 import numpy as np
 import pytest
@@ -16,8 +14,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedman.flower import backend, incoming_reply, messages
-from fedman.flower.incoming_reply import BadReply, IncomingReply
+from fedman.flower import incoming_reply, messages
+from fedman.flower.incoming_reply import BadReply, IncomingReply, largest_reply
 from fedman.flower.replies import PendingReplies
 from tests.flower.local_grid import LocalGrid
 
@@ -35,7 +33,7 @@ class SuperLink:
         self.grid._client = RuntimeHttpClient("http://superlink")
         self.grid._client._client = httpx.Client(transport=httpx.MockTransport(self.answer))
 
-    def incoming(self, arrays: dict[str, Array], limit: float = math.inf, node: int = 1) -> IncomingReply:
+    def incoming(self, arrays: dict[str, Array], limit: int = 10**9, node: int = 1) -> IncomingReply:
         """The reply of a node, with these arrays."""
         order = Message(RecordDict(), node, "train")
         order.metadata.__dict__["_message_id"] = order.object_id
@@ -141,7 +139,7 @@ def test_only_what_a_reply_is_made_of_is_pulled(superlink):
 
 
 def test_a_reply_that_does_not_come_keeps_nobody_elses_from_being_read(superlink):
-    pending = PendingReplies(superlink.grid)
+    pending = PendingReplies(superlink.grid, 10**9)
     pending.waiting = {0: superlink.incoming({"w": numbers(100)})}
     superlink.late = set(superlink.objects)
     pending.waiting |= {k: superlink.incoming({"w": numbers(100 + k)}, node=k) for k in (1, 2)}
@@ -150,7 +148,7 @@ def test_a_reply_that_does_not_come_keeps_nobody_elses_from_being_read(superlink
 
 
 def test_a_reply_whose_upload_was_given_up_is_an_error_of_its_sender(superlink):
-    pending = PendingReplies(superlink.grid)
+    pending = PendingReplies(superlink.grid, 10**9)
     pending.waiting = {7: superlink.incoming({"w": numbers(100)})}
     superlink.objects.clear()
     assert pending.arrived()[7].error.reason == "reply: its upload was not completed"
@@ -200,7 +198,7 @@ def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, super
 def test_honest_arrays_of_every_size_pass(size, other, superlink):
     """Also small buffers beside a model, with the limit that the server sets for them."""
     arrays = {"w": numbers(size), "model.buffers": numbers(other)}
-    assert superlink.incoming(arrays, int(1.1 * (size + other)) + backend.OTHER_BYTES).pull() is not None
+    assert superlink.incoming(arrays, largest_reply([size, other])).pull() is not None
 
 
 def test_other_calls_and_other_times_have_no_limit(superlink):

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.exception import AggregationError
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedman.errors import UserError
-from fedman.flower import Screened
+from fedman.flower import Screened, strategy
+from fedman.flower.incoming_reply import largest_reply
+from fedman.flower.replies import PendingReplies
 from fedman.flower.strategy import TAG, TAGGED
 from tests.flower.dropin_example import LIAR, NODES, ROUNDS, fedavg, start, task, unaltered
 
@@ -94,6 +97,31 @@ def test_a_reply_that_cannot_be_unpacked_does_not_end_the_run():
     result = start(strategy, alter)
     assert same(weights(result), weights(start(Screened(fedavg(2), examples=EXAMPLES), nodes=(100, 101))))
     assert strategy.refused[1] == {LIAR: "its reply cannot be read (ValueError)"}
+
+
+def test_a_reply_is_limited_by_the_arrays_that_were_sent(monkeypatch):
+    """In a deployment, where replies come in parts: see `IncomingReply`."""
+    limits, sizes = [], []
+
+    class Noted(PendingReplies):
+        def __init__(self, grid, limit):
+            limits.append(limit)
+            super().__init__(grid, limit)
+
+    def weigh(order: Message, reply: Message) -> Message:
+        sizes.append(sum(len(part.deflate()) for part in get_all_nested_objects(reply).values()))
+        return reply
+
+    monkeypatch.setattr(strategy, "PendingReplies", Noted)
+    start(Screened(fedavg()), weigh)
+    assert len(limits) == 2 * ROUNDS
+    assert max(sizes) < min(limits) <= max(limits) < max(sizes) + 150_000
+
+
+def test_an_honest_reply_of_many_small_arrays_is_within_the_limit():
+    arrays = {f"blocks.{i}.attention.projection.bias": Array(np.ones(1, np.float32)) for i in range(1000)}
+    parts = get_all_nested_objects(ArrayRecord(arrays)).values()
+    assert sum(len(part.deflate()) for part in parts) < largest_reply(len(a.data) for a in arrays.values()) - 100_000
 
 
 @pytest.mark.parametrize("weight", [1e30, -5, 0])

@@ -21,6 +21,7 @@ from fedman.errors import TooFew
 from fedman.execution.executor import Stopped
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
+from fedman.flower.incoming_reply import largest_reply
 from fedman.flower.messages import FORGOTTEN, ROUND, SERVER, TERM, Order
 from fedman.flower.replies import POLL_INTERVAL, PendingReplies
 from fedman.flower.roster import QUERY_TIMEOUT, Roster
@@ -34,7 +35,6 @@ from fedman.training.settings import BUFFERS
 from fedman.training.state import Notes
 
 SLACK = 1.01  # for rounding, on the distance a client can move
-OTHER_BYTES = 100_000  # of a reply, beside its arrays
 NAMED = 10  # refused nodes in a round's record
 
 
@@ -213,8 +213,7 @@ class FlowerBackend:
         of its clients, nor for ever for new ones: time enough for one to answer, and for the one whose place it takes.
         """
         roster, timeout, start = self.roster, self.service.round_timeout, time.monotonic()
-        nbytes = next(iter(expected.values())).nbytes
-        pending = PendingReplies(roster.grid, int(1.1 * nbytes) + OTHER_BYTES)
+        pending = PendingReplies(roster.grid, largest_reply(next(iter(expected.values())).sizes))
         answers: dict[int, Message] = {}
         keys: dict[int, str] = {}
         ends: dict[int, float] = {}

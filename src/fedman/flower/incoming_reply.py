@@ -32,6 +32,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
 ANNOUNCEMENT, OBJECT = "/pull-messages", "/pull-object"  # the ends of the paths by which a reply is pulled
+OTHER_BYTES = 100_000  # of an honest reply, beside its arrays
+ARRAY_BYTES = 2_000  # of each of its arrays, beside the numbers: name, header, the ids of parts
 TURN = 1.0  # seconds after which it is the next reply's turn, however many objects this one has
 
 
@@ -39,10 +41,15 @@ class BadReply(Exception):
     """A reply is larger than it may be, or parts of it are gone."""
 
 
+def largest_reply(arrays: Iterable[int]) -> int:
+    """The most bytes that an honest reply has whose arrays have so many each."""
+    return OTHER_BYTES + sum(int(1.1 * nbytes) + ARRAY_BYTES for nbytes in arrays)
+
+
 class IncomingReply:
     """The reply to an order, of at most `limit` bytes, as it is sent and as it is unpacked."""
 
-    def __init__(self, grid: Grid, order: Message, limit: float = math.inf) -> None:
+    def __init__(self, grid: Grid, order: Message, limit: int) -> None:
         self.grid, self.order, self.limit = grid, order, limit
         self.name = ""  # the reply's message id, once it is announced
         self.missing: dict[str, None] = {}  # objects that are known of and not there yet; the last is pulled next
@@ -133,7 +140,7 @@ class IncomingReply:
             client.event_hooks = before
 
 
-def _first_message(body: Iterable[bytes], most: float) -> bytes:
+def _first_message(body: Iterable[bytes], most: int) -> bytes:
     """The bytes of the first message of an announcement: a tag, the message's length in digits of seven bits, the
     message. Nothing if they are more than `most`."""
     head = b""

@@ -66,9 +66,9 @@ class Expected:
     own: np.ndarray | None = None  # [P]: entries that the client keeps, which lie anywhere; None: none
 
     @property
-    def nbytes(self) -> int:
-        """Of the arrays in the upload."""
-        return len(self.arrays) * self.theta.nbytes + (0 if self.buffers is None else self.buffers.nbytes)
+    def sizes(self) -> list[int]:
+        """The bytes of each array in the upload."""
+        return [self.theta.nbytes] * len(self.arrays) + ([] if self.buffers is None else [self.buffers.nbytes])
 
 
 @dataclass(frozen=True)
