@@ -273,5 +273,15 @@ def test_buffers_are_screened_too():
         screen(with_buffers([1.0, 2.0, 3.0]), expected)
     with pytest.raises(Refused, match=r"^upload: has 'v, w'; wanted are 'model.buffers, v, w'"):
         screen(reply(), expected)
+    with pytest.raises(Refused, match=r"^model.buffers: lies 3e\+38 from where it started; 1e\+12 is the most"):
+        screen(with_buffers([3e38, 4.0]), expected)
+    screen(with_buffers([0.9e12, 0.1e12]), expected)
+    second = replace(expected, variances=np.array([False, True]))
+    with pytest.raises(Refused, match=r"^model.buffers: 1 of 1 variances are negative$"):
+        screen(with_buffers([-3.0, -1e-30]), second)
+    for variance in (0.0, -0.0, 3e38):
+        assert screen(with_buffers([-3.0, variance]), second).shifted == distance(np.float32([-3.0, variance]), 0)
+    with pytest.raises(Refused, match=r"^model.buffers: lies 2e\+12 from where it started"):
+        screen(with_buffers([-2e12, 1.0]), second)
     far = outliers({0: 1.0, 1: 1.0, 2: 90.0}, what="model.buffers")
     assert far[2].startswith("model.buffers: lies 90")

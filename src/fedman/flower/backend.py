@@ -110,7 +110,8 @@ def _table(notes: Notes, name: str) -> dict[int, list[int | str]]:
 class FlowerBackend:
     """Plays the rounds of one run with the clients of a roster.
 
-    `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms.
+    `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms,
+    `variances` the entries of the model's buffers that are some.
     """
 
     queues = False  # `train` waits for the clients, also where the server has a GPU
@@ -125,9 +126,10 @@ class FlowerBackend:
         settings: str,
         samples: str,
         terms: Sequence[str],
+        variances: Tensor,
     ) -> None:
         self.federation, self.store, self.roster, self.service = federation, store, roster, service
-        self.settings, self.samples = settings, samples
+        self.settings, self.samples, self.variances = settings, samples, variances.numpy()
         buffers, own = federation.initial_buffers, federation.own
         self.exchange = exchange(federation.algorithm, buffers is not None, own is not None)
         self.own = None if own is None else own[: len(federation.initial)].cpu().numpy()
@@ -280,5 +282,6 @@ class FlowerBackend:
             norm=self.service.norm_bound
             or SLACK * federation.algorithm.upload_norm(reach, self.steps[k] * (round.number + 1)),
             buffers=buffers,
+            variances=None if buffers is None else self.variances,
             own=self.own,
         )

@@ -37,6 +37,7 @@ one class per client, four algorithms), below 8 for log-normal sizes with σ = 1
 
 LARGEST = float(np.finfo(np.float32).max)  # of a metric in any Flower app
 LARGEST_FIGURE = 1e12  # of a loss or a MAN term: honest ones are far below, and means of them stay readable
+LARGEST_SHIFT = 1e12  # of buffers other than variances: honest ones are far below, and models with them stay finite
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """By name of array: its shape and dtype, ((10, 5), "float32")."""
@@ -63,6 +64,7 @@ class Expected:
     bound: float  # on the distance of the client's model from θ
     norm: float  # the largest norm of every other array
     buffers: np.ndarray | None = None  # [Q], those that were sent; None: the model has none
+    variances: np.ndarray | None = None  # [Q]: entries of the buffers that are never negative; None: none
     own: np.ndarray | None = None  # [P]: entries that the client keeps, which lie anywhere; None: none
 
     @property
@@ -100,8 +102,21 @@ def screen(answer: Message, expected: Expected) -> Reply:
         most = expected.bound if name == "w" else expected.norm
         if far > most:
             raise Refused(f"{name}: lies {far:.3g} from where it started; {most:.3g} is the most it can be")
-    shifted = distance(arrays[BUFFERS], sent[BUFFERS]) if sent else 0.0
+    shifted = _shift(arrays[BUFFERS], expected) if sent else 0.0
     return Reply(arrays, figures, moved["w"], shifted)
+
+
+def _shift(buffers: np.ndarray, expected: Expected) -> float:
+    """The distance of a client's buffers from those that were sent. A model whose variances are negative or whose
+    means are huge is not finite, and nor is the mean of all models; with few replies nothing else tells."""
+    assert expected.buffers is not None
+    variances = np.zeros(len(buffers), bool) if expected.variances is None else expected.variances
+    if (negative := np.sum(buffers[variances] < 0)) > 0:
+        raise Refused(f"{BUFFERS}: {negative} of {np.sum(variances)} variances are negative")
+    far = distance(buffers[~variances], expected.buffers[~variances])
+    if far > LARGEST_SHIFT:
+        raise Refused(f"{BUFFERS}: lies {far:.3g} from where it started; {LARGEST_SHIFT:.3g} is the most it can be")
+    return distance(buffers, expected.buffers)
 
 
 def outliers(distances: Mapping[int, float], factor: float = FACTOR, what: str = "w") -> dict[int, str]:

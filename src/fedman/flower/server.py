@@ -78,7 +78,9 @@ def serve(
         roster = Roster(grid, sizes, service.sizes is not None, stop, keys, bound)
         kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
-        backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
+        buffers = built.executor.execution.buffers
+        variances = buffers.where(name.endswith("running_var") for name in buffers.names)
+        backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built), variances=variances)
         folder = stack.enter_context(RunFolder(out))
         if resume:
             refuse_changed(folder.path, service)
