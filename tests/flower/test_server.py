@@ -492,6 +492,26 @@ def test_a_resumed_run_with_other_fixed_options_is_refused_before_clients_are_wa
         play(settings(), tmp_path, LocalGrid({}), FAST.model_copy(update={"keep_last": False}), resume=True)
 
 
+def test_a_resume_that_is_refused_leaves_the_options_as_they_were(tmp_path):
+    """One of another configuration is refused before clients are waited for, one without its records after that."""
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: None if about(order)[0] == 1 else reply)
+    out, other = tmp_path / "out", FAST.model_copy(update={"quorum": 0.1})
+    with pytest.raises(TooFew):
+        play(settings(), out, grid)
+    options, records = (out / "flower.toml").read_bytes(), (out / "rounds.jsonl").read_bytes()
+    with pytest.raises(UserError, match="from another configuration; zeta differ"):
+        play(settings(zeta=0.2), out, LocalGrid({}), other, resume=True)
+    (out / "rounds.jsonl").unlink()
+    with pytest.raises(UserError, match=r"rounds\.jsonl"):
+        play(settings(), out, grid, other, resume=True)
+    assert (out / "flower.toml").read_bytes() == options
+    (out / "rounds.jsonl").write_bytes(records)
+    grid.alter = lambda order, reply: reply
+    play(settings(), out, grid, other, resume=True)
+    assert "quorum = 0.1" in (out / "flower.toml").read_text()
+
+
 def test_a_validation_part_is_refused():
     with pytest.raises(UserError, match=r"validation: 0\.1 is for `fedman run` and `sweep`; on Flower the training"):
         refuse_simulated(resolve({"validation": 0.1}))

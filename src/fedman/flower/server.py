@@ -25,6 +25,7 @@ from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
 from fedman.flower.server_options import ServerOptions, refuse_changed, save_options
 from fedman.parts import hyperparameters
+from fedman.runs import checkpoint
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
@@ -82,17 +83,22 @@ def serve(
         variances = buffers.where(name.endswith("running_var") for name in buffers.names)
         backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built), variances=variances)
         folder = stack.enter_context(RunFolder(out))
+        folder.refuse_unfit(resume)
         if resume:
             refuse_changed(folder.path, service)
+            checkpoint.refuse_other(folder.checkpoint, config.flat())
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
         try:
             roster.wait(service.wait)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
-        save_options(folder.path, service)
+        if not resume:  # before there is a run that could be resumed
+            save_options(folder.path, service)
         state = federation.start(store, keep_all=service.keep_last)
         run = stack.enter_context(Run(config, federation, state, built, folder, resume, progress, warn))
+        if resume:
+            save_options(folder.path, service)
         (result,) = play([run], backend, caught)
     if isinstance(result, Exception):
         raise result
