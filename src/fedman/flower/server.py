@@ -26,12 +26,16 @@ from fedman.flower.roster import Roster, read_roster
 from fedman.flower.server_options import ServerOptions, refuse_changed, save_options
 from fedman.parts import hyperparameters
 from fedman.runs import checkpoint
+from fedman.runs.atomic import writing
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
 from fedman.trackers import require_packages
+
+FAILED = "failed.json"
+"""The file in a run's folder that says why it ended early, until it goes on."""
 
 Stopping = tuple[threading.Event, list[int]]
 """What ends a run early, and the signal that asked for it: see `stop_on_signal`."""
@@ -87,6 +91,8 @@ def serve(
         if resume:
             refuse_changed(folder.path, service)
             checkpoint.refuse_other(folder.checkpoint, config.flat())
+        with writing(folder.path / FAILED):
+            (folder.path / FAILED).unlink(missing_ok=True)
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
         try:
