@@ -35,6 +35,7 @@ The largest distance of honest clients, measured in medians, by the clients' siz
 one class per client, four algorithms), below 8 for log-normal sizes with σ = 1 (1 to 454 samples), below 19 with σ = 2.
 """
 
+VARIANCE = "running_var"  # the end of the names of buffers that are never negative
 LARGEST = float(np.finfo(np.float32).max)  # of a metric in any Flower app
 LARGEST_FIGURE = 1e12  # of a loss or a MAN term: honest ones are far below, and means of them stay readable
 LARGEST_SHIFT = 1e12  # of buffers other than variances: honest ones are far below, and models with them stay finite
@@ -111,8 +112,7 @@ def _shift(buffers: np.ndarray, expected: Expected) -> float:
     means are huge is not finite, and nor is the mean of all models; with few replies nothing else tells."""
     assert expected.buffers is not None
     variances = np.zeros(len(buffers), bool) if expected.variances is None else expected.variances
-    if (negative := np.sum(buffers[variances] < 0)) > 0:
-        raise Refused(f"{BUFFERS}: {negative} of {np.sum(variances)} variances are negative")
+    refuse_negative(BUFFERS, buffers[variances])
     far = distance(buffers[~variances], expected.buffers[~variances])
     if far > LARGEST_SHIFT:
         raise Refused(f"{BUFFERS}: lies {far:.3g} from where it started; {LARGEST_SHIFT:.3g} is the most it can be")
@@ -137,8 +137,14 @@ def outliers(distances: Mapping[int, float], factor: float = FACTOR, what: str =
 
 
 def distance(array: np.ndarray, centre: np.ndarray | float) -> float:
-    """‖array − centre‖₂ in float64."""
-    return float(np.linalg.norm(np.subtract(array, centre, dtype=np.float64).ravel()))
+    """‖array − centre‖₂ in float64, of complex numbers in complex128."""
+    return float(np.linalg.norm(np.subtract(array, centre, dtype=np.result_type(array, np.float64)).ravel()))
+
+
+def refuse_negative(what: str, variances: np.ndarray) -> None:
+    """Refuse variances of which some are negative."""
+    if (negative := np.sum(variances < 0)) > 0:
+        raise Refused(f"{what}: {negative} of {variances.size} variances are negative")
 
 
 def contents(answer: Message) -> RecordDict:

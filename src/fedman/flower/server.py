@@ -23,6 +23,7 @@ from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
+from fedman.flower.screen import VARIANCE
 from fedman.flower.server_options import ServerOptions, refuse_changed, save_options
 from fedman.parts import hyperparameters
 from fedman.runs import checkpoint
@@ -84,7 +85,7 @@ def serve(
         kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
         buffers = built.executor.execution.buffers
-        variances = buffers.where(name.endswith("running_var") for name in buffers.names)
+        variances = buffers.where(name.endswith(VARIANCE) for name in buffers.names)
         backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built), variances=variances)
         folder = stack.enter_context(RunFolder(out))
         folder.refuse_unfit(resume)

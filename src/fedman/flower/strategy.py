@@ -28,7 +28,17 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedman.errors import UserError
 from fedman.flower.incoming_reply import largest_reply
 from fedman.flower.replies import POLL_INTERVAL, PendingReplies
-from fedman.flower.screen import FACTOR, LARGEST, Refused, contents, distance, outliers, read_arrays
+from fedman.flower.screen import (
+    FACTOR,
+    LARGEST,
+    VARIANCE,
+    Refused,
+    contents,
+    distance,
+    outliers,
+    read_arrays,
+    refuse_negative,
+)
 
 TAGGED, TAG = "fedman", "tag"
 """The record and the field that hold a round's tag, in the message and in its reply (`fedman.flower.man_mod`)."""
@@ -150,12 +160,18 @@ class Screened(Strategy):
         return content
 
     def _distance(self, content: RecordDict) -> float:
-        """The distance of a reply's model from the one sent, whose names, shapes and dtypes it must have."""
+        """The distance of a reply's model from the one sent, whose names, shapes and dtypes it must have.
+
+        Whole numbers do not count: those of batches in batch-norm would outweigh all else, and honest ones differ more.
+        """
         if len(content.array_records) != 1:
             raise Refused(f"reply: has {len(content.array_records)} records of arrays; wanted is one")
         shapes = {name: (tuple(array.shape), array.dtype) for name, array in self._model.items()}
         arrays = read_arrays(content, next(iter(content.array_records)), shapes)
-        moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind == "f")
+        for name, array in arrays.items():
+            if name.endswith(VARIANCE):
+                refuse_negative(name, array)
+        moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind in "fc")
         return math.hypot(*moved)
 
 
