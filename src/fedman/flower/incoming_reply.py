@@ -7,9 +7,9 @@ that are there, with the calls that Flower's grid makes. A response says in its 
 before its bytes arrive. An array is put together from chunks, and can name the same chunk many times: a small reply
 could be unpacked to a large one, so its size is counted before it is unpacked.
 
-A node can also send messages that reply to nothing. The SuperLink adds them to its next answer, after the reply that
-was asked for. They are not read: neither in another client's place, nor where they make the answer too large. Of whom a
-reply is follows from the order, whatever it says itself.
+A node can also send messages that reply to nothing. The SuperLink adds them to whatever it announces next, after the
+reply that was asked for. They are never taken for a reply and do not count for its size. Whose reply it is follows from
+the order, not from what the reply says.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class IncomingReply:
 
     def pull(self) -> Message | None:
         """Receive what is there; the reply, once it is complete."""
-        reply = self._receive() if isinstance(self.grid, HttpGrid) else self._find()
-        return reply and Message(reply.error if reply.has_error() else reply.content, reply_to=self.order)
+        if isinstance(self.grid, HttpGrid):
+            reply = self._receive(self.grid)
+        else:  # in a simulation replies are complete
+            reply = next(iter(self.grid.pull_messages([self.order.metadata.message_id])), None)
+        if reply is None:
+            return None
+        return Message(reply.error if reply.has_error() else reply.content, reply_to=self.order)
 
-    def _find(self) -> Message | None:
-        """The reply in a simulation, where it is complete."""
-        return next(iter(self.grid.pull_messages([self.order.metadata.message_id])), None)
-
-    def _receive(self) -> Message | None:
+    def _receive(self, grid: HttpGrid) -> Message | None:
         """The reply, once the SuperLink has all of it."""
-        grid = cast(HttpGrid, self.grid)
         runtime, node, run = grid._runtime_client, grid.node, grid.run.run_id
         end = time.monotonic() + TURN
         with self._limited(runtime._client):

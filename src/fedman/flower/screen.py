@@ -3,7 +3,8 @@
 A reply is used only if it is tagged with this run, round and client; if it holds exactly the arrays and figures asked
 for, by name, shape and dtype; if every number in it is finite; and if its arrays are not too far away, by two measures:
 an absolute bound (the distance that an honest client can move), and a multiple of the round's median distance
-(`outliers`). A client's weight is known to the server and never read from a reply. The bytes of an array are checked
+(`outliers`). How far an honest client can move a model's buffers is not known; their absolute bound is what keeps a
+model finite. A client's weight is known to the server and never read from a reply. The bytes of an array are checked
 before memory is allocated for it.
 
 These are pure functions: whether a reply is accepted does not depend on the order of arrival, and a refused reply does
