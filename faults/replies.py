@@ -35,6 +35,7 @@ def run(tally: Tally, scratch: Path, small: bool) -> None:
         for name in ALGORITHMS:
             hostile_and_late(tally, stage, name, timeout)
         all_but_one(tally, stage)
+        unasked(tally, stage)
         giants(tally, stage)
 
 
@@ -92,6 +93,18 @@ def all_but_one(tally: Tally, stage: Stage) -> None:
     tally.check("three of four replies NaN: exit 4", None if '"exit": 4' in said else said[:200])
     for k in (1, 2, 3):
         stage.tell(k, "")
+
+
+def unasked(tally: Tally, stage: Stage) -> None:
+    """A further node sends replies in other clients' names, which reply to nothing, and more parts than a reply has."""
+    words = "algorithm=feddc rounds=5"
+    stage.tell(LIAR, f"intrude 127.0.0.1:{stage.deployment.port}")
+    out = stage.finish(f"{words} retries=0 round_timeout=60")
+    what = "messages that reply to nothing"
+    tally.check(f"{what}: nobody is refused, the model as without them", problem(out, words, [range(CLIENTS)] * 5))
+    sent, wanted = stage.deployment.log("superlink").count("Push replies from node_id=1\n"), 5 * 2 * LIAR
+    tally.check(f"{what} are sent", None if sent == wanted else f"{sent} of {wanted} were")
+    stage.tell(LIAR, "")
 
 
 def giants(tally: Tally, stage: Stage) -> None:

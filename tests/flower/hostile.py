@@ -3,8 +3,9 @@
 `app` is fedman's ClientApp for nodes with `hostile="FILE"` in their node config. The file says what the node does, in
 lines `ROUND KIND` for one round (counted from 0), or a line with a kind for all rounds. A kind is one of `KINDS`;
 `sleep SECONDS` for an honest reply that is late; `announce SECONDS` for one that is announced so long before it is
-uploaded; `error` for an error with control characters in it; `forget` for the claim to have lost its memory. Otherwise
-the node is honest.
+uploaded; `intrude HOST:PORT` for a further node at this SuperLink, which sends what nobody has asked it for, beside an
+honest reply; `error` for an error with control characters in it; `forget` for the claim to have lost its memory.
+Otherwise the node is honest.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, Context, Error, Message, RecordDict
-from flwr.app.message import array
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, Metadata, RecordDict
+from flwr.app.message import array, make_message
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.runtime import run_clientapp
 
 from fedman.flower import client
@@ -106,6 +109,32 @@ ERRORS = {
 }
 
 
+def intrude(address: str, reply: Message) -> None:
+    """As another node, send messages to the server that reply to nothing: in the name of each client with a lower
+    number, one with a reply, and the announcement of one with more parts than a reply can have."""
+    with http_request_response(address, insecure=True) as (_, _, send, _, _, _, push_object, _):
+        for k in range(int(reply.content.config_records[REPLY]["client"])):
+            for parts in (1, 2000):
+                message = unasked(reply, k, parts)
+                wanted, session = send(message, get_object_tree(message), 0.0)
+                for name, part in get_all_nested_objects(message).items() if parts == 1 else ():
+                    if name in wanted:
+                        push_object(message.metadata.run_id, session, name, part.deflate())
+
+
+def unasked(reply: Message, k: int, parts: int) -> Message:
+    """A message to the server that replies to nothing, with what client k could send, in so many arrays."""
+    upload = {str(i): Array(np.float32([i, k])) for i in range(1, parts)}
+    upload |= {name: Array(v.numpy() + np.float32(0.001)) for name, v in reply.content.array_records[UPLOAD].items()}
+    tag = {**reply.content.config_records[REPLY], "client": k}
+    content = RecordDict({**dict(reply.content.items()), REPLY: ConfigRecord(tag), UPLOAD: ArrayRecord(upload)})
+    about = reply.metadata
+    metadata = Metadata(about.run_id, "", 1, 1, "", "", time.time(), about.ttl, about.message_type)
+    message = make_message(metadata, content=content)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
 def spoil(kind: str, reply: Message) -> Message:
     """A reply made hostile."""
     if reply.has_content():
@@ -131,6 +160,9 @@ def train(message: Message, context: Context) -> Message:
     if kind in ERRORS:
         return Message(ERRORS[kind], reply_to=message)
     reply = client.train(message, context)
+    if kind.startswith("intrude "):
+        intrude(kind.removeprefix("intrude "), reply)
+        kind = ""
     return spoil(kind, reply) if kind else reply
 
 

@@ -27,15 +27,16 @@ def start(out, grid=None, **config):
 )
 def test_bad_input_is_shown_and_writes_nothing(settings, message, tmp_path):
     """Not even into the folder of another run, which may go on or be done."""
-    (tmp_path / "config.toml").touch()
+    for name in ("config.toml", "failed.json"):
+        (tmp_path / name).touch()
     with pytest.raises(Failed, match=message):
         start(tmp_path, settings=settings)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "failed.json"]
 
 
 def test_a_folder_that_cannot_be_used_is_bad_input(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(Failed, match=r"exit 2: .*/file/failed.json: cannot be written: Not a directory"):
+    with pytest.raises(Failed, match=r"exit 2: .*/file: cannot be written: File exists"):
         start(tmp_path / "file", settings="dataset=digits")
     with pytest.raises(Failed, match=r"exit 2: .*/empty: holds no run that could be resumed"):
         start(tmp_path / "empty", resume=True)
@@ -46,6 +47,9 @@ def test_a_failure_is_shown_and_recorded_with_its_exit_code(tmp_path):
         start(tmp_path, settings="dataset=digits clients=2 wait=0.1")
     failed = json.loads((tmp_path / "failed.json").read_text())
     assert str(error.value) == f"exit {failed['exit']}: {failed['reason']}"
+    settings = "dataset=digits clients=2 participation=1 epochs=1 rounds=1"
+    start(tmp_path, LocalGrid.of(2, tmp_path / "memory"), settings=settings)
+    assert not (tmp_path / "failed.json").exists()
 
 
 def test_a_run_prints_a_line_per_round(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """A reply is pulled part by part: nobody waits until it is complete, and its limit acts before bytes arrive."""
 
-import math
-
 import httpx
 import numpy as np
 import pytest
@@ -16,41 +14,49 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedman.flower import backend, incoming_reply, messages
-from fedman.flower.incoming_reply import BadReply, IncomingReply
+from fedman.flower import incoming_reply, messages
+from fedman.flower.incoming_reply import BadReply, IncomingReply, largest_reply
 from fedman.flower.replies import PendingReplies
 from tests.flower.local_grid import LocalGrid
 
 
 class SuperLink:
-    """What a SuperLink answers to a grid: each reply once, and those of its objects that have been uploaded."""
+    """What a SuperLink answers to a grid: each reply once, after it all messages that nodes have sent on their own, and
+    those of a reply's objects that have been uploaded."""
 
     def __init__(self):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.replies, self.objects, self.late, self.sent = {}, {}, set(), 0
+        self.unasked, self.trees, self.piece = [], {}, 2**16  # messages of nodes' own; bytes that arrive at once
         self.grid = HttpGrid(token="token")
         self.grid.set_run(Run.create_empty(1))
         self.grid._client = RuntimeHttpClient("http://superlink")
         self.grid._client._client = httpx.Client(transport=httpx.MockTransport(self.answer))
 
-    def incoming(self, arrays: dict[str, Array], limit: float = math.inf, node: int = 1) -> IncomingReply:
+    def incoming(self, arrays: dict[str, Array], limit: int = 10**9, node: int = 1) -> IncomingReply:
         """The reply of a node, with these arrays."""
         order = Message(RecordDict(), node, "train")
         order.metadata.__dict__["_message_id"] = order.object_id
-        reply = Message(RecordDict({"upload": ArrayRecord(arrays)}), reply_to=order)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
+        reply = self.stored(Message(RecordDict({"upload": ArrayRecord(arrays)}), reply_to=order))
         self.replies[order.metadata.message_id] = reply
-        self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
         return IncomingReply(self.grid, order, limit)
+
+    def stored(self, message: Message) -> Message:
+        """A message that was uploaded."""
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.trees[message.object_id] = get_object_tree(message)
+        self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        return message
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path, found = request.url.path, ConfirmMessageReceivedResponse()
         if path.endswith("pull-messages"):
             (name,) = PullAppMessagesRequest.FromString(request.content).message_ids
             found = PullAppMessagesResponse()
-            if reply := self.replies.pop(name, None):
-                found.message_object_trees.append(get_object_tree(reply))
-                found.messages_list.append(message_to_proto(remove_content_from_message(reply)))
+            for message in filter(None, (self.replies.pop(name, None), *self.unasked)):
+                found.message_object_trees.append(self.trees[message.metadata.message_id])
+                found.messages_list.append(message_to_proto(remove_content_from_message(message)))
+            self.unasked.clear()
         elif path.endswith("pull-object"):
             name = PullObjectRequest.FromString(request.content).object_id
             there = name in self.objects and name not in self.late
@@ -59,8 +65,9 @@ class SuperLink:
         content = found.SerializeToString()
 
         def body():
-            self.sent += len(content)
-            yield content
+            for start in range(0, len(content), self.piece):
+                self.sent += len(content[start : start + self.piece])
+                yield content[start : start + self.piece]
 
         return httpx.Response(200, headers={"content-length": str(len(content))}, content=body())
 
@@ -83,11 +90,56 @@ def test_a_reply_is_complete_once_all_its_parts_are_there(superlink):
         superlink.late.remove(name)
     reply = incoming.pull()
     assert np.array_equal(reply.content["upload"]["w"].numpy(), numbers(1000).numpy())
-    assert reply.metadata.message_id == incoming.name
+
+
+def unasked(arrays: int) -> Message:
+    """What a node can send to the server without having been asked."""
+    return Message(RecordDict({"upload": ArrayRecord({f"{i:05}": numbers(10 + i) for i in range(arrays)})}), 1, "train")
+
+
+@pytest.mark.parametrize("piece", [1, 2, 100, 2**16])
+@pytest.mark.parametrize("arrays", [1, 200])
+def test_a_message_that_replies_to_nothing_is_neither_a_reply_nor_keeps_one_from_being_read(arrays, piece, superlink):
+    """However large it is: of an announcement beyond the limit the first message is read, which is the reply's."""
+    incoming = superlink.incoming({"w": numbers(1000)}, limit=4000)
+    superlink.piece, (order, reply) = piece, superlink.replies.popitem()
+    superlink.unasked = [superlink.stored(unasked(arrays))]
+    assert incoming.pull() is None
+    superlink.replies, superlink.unasked, superlink.sent = {order: reply}, [superlink.stored(unasked(arrays))], 0
+    assert incoming.pull().content["upload"]["w"] == numbers(1000)
+    assert superlink.sent < 4000 + piece
+
+
+def test_an_announcement_larger_than_a_reply_can_be_is_none(superlink):
+    incoming = superlink.incoming({"w": numbers(1000)}, limit=4000)
+    (reply,) = superlink.replies.values()
+    reply.metadata.__dict__["_group_id"], superlink.piece = "x" * 100_000, 100
+    assert incoming.pull() is None
+    assert superlink.sent < 200
+
+
+def test_whose_reply_it_is_does_not_follow_from_what_it_says(superlink):
+    """The SuperLink checks what it announces, not what the reply's own object says."""
+    incoming = superlink.incoming({"w": numbers(1)}, node=7)
+    other, order = superlink.incoming({"w": numbers(2)}, node=8).order, incoming.order.metadata
+    lie = superlink.stored(Message(RecordDict({"upload": ArrayRecord({"w": numbers(3)})}), reply_to=other))
+    superlink.replies[order.message_id] = lie
+    lie.metadata.__dict__["_reply_to_message_id"] = order.message_id
+    found = incoming.pull()
+    assert found.content["upload"]["w"] == numbers(3)
+    assert (found.metadata.reply_to_message_id, found.metadata.src_node_id) == (order.message_id, 7)
+
+
+def test_only_what_a_reply_is_made_of_is_pulled(superlink):
+    """Another node can have announced parts of it before, as made of something that never comes."""
+    incoming = superlink.incoming({"w": numbers(1000)})
+    for tree in superlink.trees.values():
+        tree.children.add(object_id="0" * 64)
+    assert incoming.pull().content["upload"]["w"] == numbers(1000)
 
 
 def test_a_reply_that_does_not_come_keeps_nobody_elses_from_being_read(superlink):
-    pending = PendingReplies(superlink.grid)
+    pending = PendingReplies(superlink.grid, 10**9)
     pending.waiting = {0: superlink.incoming({"w": numbers(100)})}
     superlink.late = set(superlink.objects)
     pending.waiting |= {k: superlink.incoming({"w": numbers(100 + k)}, node=k) for k in (1, 2)}
@@ -96,7 +148,7 @@ def test_a_reply_that_does_not_come_keeps_nobody_elses_from_being_read(superlink
 
 
 def test_a_reply_whose_upload_was_given_up_is_an_error_of_its_sender(superlink):
-    pending = PendingReplies(superlink.grid)
+    pending = PendingReplies(superlink.grid, 10**9)
     pending.waiting = {7: superlink.incoming({"w": numbers(100)})}
     superlink.objects.clear()
     assert pending.arrived()[7].error.reason == "reply: its upload was not completed"
@@ -126,7 +178,7 @@ def test_a_part_beyond_the_limit_is_not_received(superlink):
     assert superlink.sent < 10_000
 
 
-@pytest.mark.parametrize(("copies", "good"), [(2, True), (1000, False)])
+@pytest.mark.parametrize(("copies", "good"), [(2, True), (5, True), (6, False), (1000, False)])
 def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, superlink):
     """A few thousand bytes could be unpacked to a million."""
     array = numbers(1000)
@@ -135,18 +187,18 @@ def test_an_array_that_names_its_chunk_many_times_is_refused(copies, good, super
     incoming = superlink.incoming({"w": array}, limit=6000)
     superlink.objects[array.object_id] = head + b"\0" + body.replace(b"[0]}", b"[" + ids + b"]}")
     if good:
-        assert incoming.pull().content["upload"]["w"].data == 2 * array.data
+        assert incoming.pull().content["upload"]["w"].data == copies * array.data
     else:
-        with pytest.raises(BadReply, match="has more than 12000 bytes when it is unpacked"):
+        with pytest.raises(BadReply, match="has more than 6000 bytes when it is unpacked"):
             incoming.pull()
 
 
+@pytest.mark.parametrize("other", [20_000, 5_000_000])
 @pytest.mark.parametrize("size", [10, 5_000_000, 5_300_000, 12_000_000])
-def test_honest_arrays_of_every_size_pass(size, superlink):
-    """Two arrays, with the limit that the server sets for them."""
-    rng = np.random.default_rng(0)
-    arrays = {name: Array(rng.integers(0, 256, size, np.uint8)) for name in ("w", "v")}
-    assert superlink.incoming(arrays, int(1.1 * 2 * size) + backend.OTHER_BYTES).pull() is not None
+def test_honest_arrays_of_every_size_pass(size, other, superlink):
+    """Also small buffers beside a model, with the limit that the server sets for them."""
+    arrays = {"w": numbers(size), "model.buffers": numbers(other)}
+    assert superlink.incoming(arrays, largest_reply([size, other])).pull() is not None
 
 
 def test_other_calls_and_other_times_have_no_limit(superlink):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 
+from fedman.flower import screen as screening
 from fedman.flower.messages import UNREADABLE, Order
 from fedman.flower.screen import Expected, Refused, decode, distance, outliers, screen
 
@@ -120,6 +121,7 @@ def test_an_honest_reply_is_read_bit_for_bit():
     assert found.arrays["w"].dtype == np.float32
     assert found.figures == {"loss": 0.5, "penalty.relu": 2.0}
     assert found.moved == pytest.approx(P**0.5)
+    assert found.shifted == 0.0
 
 
 def test_without_a_bound_no_distance_is_too_large():
@@ -252,6 +254,22 @@ def test_a_minority_of_liars_can_neither_pass_nor_have_others_refused(honest, li
         assert {who for who, far in rows if far > 200} <= set(found)
 
 
+def test_what_a_reply_holds_in_bytes():
+    assert EXPECTED.sizes == [24, 24]
+    assert replace(EXPECTED, buffers=np.zeros(2, np.float32)).sizes == [24, 24, 8]
+
+
+def test_the_bound_of_buffers_is_the_last_distance_that_passes(monkeypatch):
+    expected = replace(EXPECTED, buffers=np.zeros(2, np.float32))
+    upload = {"w": ORIGIN, "v": EARLIER, "model.buffers": np.float32([3, 4])}
+    answer = reply(upload=ArrayRecord({name: Array(v) for name, v in upload.items()}))
+    monkeypatch.setattr(screening, "LARGEST_SHIFT", 5.0)
+    assert screen(answer, expected).shifted == 5.0
+    monkeypatch.setattr(screening, "LARGEST_SHIFT", np.nextafter(5.0, 0))
+    with pytest.raises(Refused, match=r"^model.buffers: lies 5 from where it started; 5 is the most it can be"):
+        screen(answer, expected)
+
+
 def test_buffers_are_screened_too():
     """By shape and numbers; their distance is for `outliers`. What a client keeps of its model may lie anywhere."""
     sent = np.zeros(2, np.float32)
@@ -273,5 +291,15 @@ def test_buffers_are_screened_too():
         screen(with_buffers([1.0, 2.0, 3.0]), expected)
     with pytest.raises(Refused, match=r"^upload: has 'v, w'; wanted are 'model.buffers, v, w'"):
         screen(reply(), expected)
+    with pytest.raises(Refused, match=r"^model.buffers: lies 3e\+38 from where it started; 1e\+12 is the most"):
+        screen(with_buffers([3e38, 4.0]), expected)
+    screen(with_buffers([0.9e12, 0.1e12]), expected)
+    second = replace(expected, variances=np.array([False, True]))
+    with pytest.raises(Refused, match=r"^model.buffers: 1 of 1 variances are negative$"):
+        screen(with_buffers([-3.0, -1e-30]), second)
+    for variance in (0.0, -0.0, 3e38):
+        assert screen(with_buffers([-3.0, variance]), second).shifted == distance(np.float32([-3.0, variance]), 0)
+    with pytest.raises(Refused, match=r"^model.buffers: lies 2e\+12 from where it started"):
+        screen(with_buffers([-2e12, 1.0]), second)
     far = outliers({0: 1.0, 1: 1.0, 2: 90.0}, what="model.buffers")
     assert far[2].startswith("model.buffers: lies 90")

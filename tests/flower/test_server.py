@@ -1,12 +1,15 @@
 """The server with clients in this process: the same bits as the simulator, missing replies, resume."""
 
+import math
 import re
 import shutil
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import nn
 
@@ -134,6 +137,40 @@ def test_an_honest_reply_is_within_the_limit_on_its_bytes(tmp_path, monkeypatch)
     grid.alter = train_only(weigh)
     play(settings(algorithm="feddc", rounds=1), tmp_path, grid)
     assert 130_000 < max(sizes) < limits[0] < 2 * max(sizes)
+
+
+def negative_variance(buffers):
+    """Not so far from the others that it is an outlier."""
+    buffers[16 + np.argmin(buffers[16:32])] = -15.0
+
+
+def huge_mean(buffers):
+    buffers[0] = 3e38
+
+
+@pytest.mark.parametrize(("spoil", "clients"), [(negative_variance, 5), (negative_variance, 2), (huge_mean, 2)])
+def test_a_clients_buffers_cannot_make_the_models_outputs_nan(spoil, clients, tmp_path, monkeypatch):
+    def normalised():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+    def by_the_last(order, reply):
+        if about(order)[1] == clients - 1:
+            upload = reply.content["upload"]
+            buffers = upload["model.buffers"].numpy().copy()
+            spoil(buffers)
+            upload["model.buffers"] = Array(buffers)
+        return reply
+
+    monkeypatch.setattr(build, "initial_model", lambda *given: normalised())
+    config = settings(algorithm="fedavg", clients=clients, participation=1, rounds=2)
+    honest = play(config, tmp_path / "honest", LocalGrid.of(clients, tmp_path / "memory"))
+    assert [record["refused"] for record in honest.rounds] == [{}, {}]
+    grid = LocalGrid.of(clients, tmp_path / "memory")
+    grid.alter = train_only(by_the_last)
+    there = play(config, tmp_path / "hostile", grid)
+    assert [list(record["refused"]) for record in there.rounds] == [[str(clients - 1)]] * 2
+    assert math.isfinite(there.summary["test_loss"]["sel"])
 
 
 def test_without_last_nothing_is_kept_of_clients_and_the_model_is_the_same(tmp_path):
@@ -453,6 +490,26 @@ def test_a_resumed_run_with_other_fixed_options_is_refused_before_clients_are_wa
         play(settings(), tmp_path, grid)
     with pytest.raises(UserError, match="holds a run of another configuration; keep_last differ"):
         play(settings(), tmp_path, LocalGrid({}), FAST.model_copy(update={"keep_last": False}), resume=True)
+
+
+def test_a_resume_that_is_refused_leaves_the_options_as_they_were(tmp_path):
+    """One of another configuration is refused before clients are waited for, one without its records after that."""
+    grid = LocalGrid.of(5, tmp_path / "memory")
+    grid.alter = train_only(lambda order, reply: None if about(order)[0] == 1 else reply)
+    out, other = tmp_path / "out", FAST.model_copy(update={"quorum": 0.1})
+    with pytest.raises(TooFew):
+        play(settings(), out, grid)
+    options, records = (out / "flower.toml").read_bytes(), (out / "rounds.jsonl").read_bytes()
+    with pytest.raises(UserError, match="from another configuration; zeta differ"):
+        play(settings(zeta=0.2), out, LocalGrid({}), other, resume=True)
+    (out / "rounds.jsonl").unlink()
+    with pytest.raises(UserError, match=r"rounds\.jsonl"):
+        play(settings(), out, grid, other, resume=True)
+    assert (out / "flower.toml").read_bytes() == options
+    (out / "rounds.jsonl").write_bytes(records)
+    grid.alter = lambda order, reply: reply
+    play(settings(), out, grid, other, resume=True)
+    assert "quorum = 0.1" in (out / "flower.toml").read_text()
 
 
 def test_a_validation_part_is_refused():

@@ -7,13 +7,17 @@ import re
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedman.errors import UserError
-from fedman.flower import Screened
+from fedman.flower import Screened, strategy
+from fedman.flower.incoming_reply import largest_reply
+from fedman.flower.replies import PendingReplies
 from fedman.flower.strategy import TAG, TAGGED
 from tests.flower.dropin_example import LIAR, NODES, ROUNDS, fedavg, start, task, unaltered
+from tests.flower.local_grid import LocalGrid
 
 EXAMPLES = {100: 30, 101: 10, LIAR: 20}
 
@@ -94,6 +98,59 @@ def test_a_reply_that_cannot_be_unpacked_does_not_end_the_run():
     result = start(strategy, alter)
     assert same(weights(result), weights(start(Screened(fedavg(2), examples=EXAMPLES), nodes=(100, 101))))
     assert strategy.refused[1] == {LIAR: "its reply cannot be read (ValueError)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hostile", "reason"),
+    [
+        ("norm.running_var", np.float32([1.0, -1e-9]), "norm.running_var: 1 of 2 variances are negative"),
+        ("phases", np.complex64([30j, 0]), "w: lies 30 from where it started, 21.2 times the median"),
+        ("norm.num_batches_tracked", np.int64([10**18, 0]), None),
+    ],
+)
+def test_arrays_of_all_kinds_are_screened(name, hostile, reason):
+    """But for the distance of whole numbers, as the document says."""
+    LocalGrid({})  # messages need a sender
+    nodes, screened = (100, 101, LIAR), Screened(fedavg())
+    sent = ArrayRecord({"w": Array(np.zeros(2, np.float32)), name: Array(np.zeros_like(hostile))})
+    messages = [Message(RecordDict({"arrays": sent}), node, "train") for node in nodes]
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = message.object_id
+    screened.strategy.configure_train = lambda *given: messages
+    asked = list(screened.configure_train(1, sent, ConfigRecord(), None))
+    replies = []
+    for message in asked:
+        other = hostile if message.metadata.dst_node_id == LIAR else np.zeros_like(hostile)
+        arrays = ArrayRecord({"w": Array(np.ones(2, np.float32)), name: Array(other)})
+        records = {"arrays": arrays, "metrics": MetricRecord({"loss": 1.0}), TAGGED: message.content[TAGGED]}
+        replies.append(Message(RecordDict(records), reply_to=message))
+    screened.aggregate_train(1, replies)
+    assert screened.refused == {1: {} if reason is None else {LIAR: reason}}
+
+
+def test_a_reply_is_limited_by_the_arrays_that_were_sent(monkeypatch):
+    """In a deployment, where replies come in parts: see `IncomingReply`."""
+    limits, sizes = [], []
+
+    class Noted(PendingReplies):
+        def __init__(self, grid, limit):
+            limits.append(limit)
+            super().__init__(grid, limit)
+
+    def weigh(order: Message, reply: Message) -> Message:
+        sizes.append(sum(len(part.deflate()) for part in get_all_nested_objects(reply).values()))
+        return reply
+
+    monkeypatch.setattr(strategy, "PendingReplies", Noted)
+    start(Screened(fedavg()), weigh)
+    assert len(limits) == 2 * ROUNDS
+    assert max(sizes) < min(limits) <= max(limits) < max(sizes) + 150_000
+
+
+def test_an_honest_reply_of_many_small_arrays_is_within_the_limit():
+    arrays = {f"blocks.{i}.attention.projection.bias": Array(np.ones(1, np.float32)) for i in range(1000)}
+    parts = get_all_nested_objects(ArrayRecord(arrays)).values()
+    assert sum(len(part.deflate()) for part in parts) < largest_reply(len(a.data) for a in arrays.values()) - 100_000
 
 
 @pytest.mark.parametrize("weight", [1e30, -5, 0])

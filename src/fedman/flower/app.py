@@ -14,10 +14,10 @@ from flwr.serverapp import Grid
 
 from fedman.config import overrides, read_toml, resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
-from fedman.flower.server import serve
+from fedman.flower.server import FAILED, serve
 from fedman.flower.server_options import OPTIONS_FILE, split_options
 from fedman.paper.presets import find_preset
-from fedman.runs.atomic import write_json, writing
+from fedman.runs.atomic import write_json
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import Headline, RoundRecord, figures
 from fedman.runs.signals import stop_on_signal
@@ -36,10 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     nothing, as OUT may hold another run."""
     given = context.run_config
     out = Path(str(given["out"])).expanduser()
-    failed = out / "failed.json"
     try:
-        with writing(failed):
-            failed.unlink(missing_ok=True)
         values, options = split_options(_values(str(given["settings"]), out, bool(given["resume"])))
         config = resolve(values, find_preset(str(given["preset"])) if given["preset"] else None)
         stop = threading.Event()
@@ -54,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         if isinstance(error, Interrupted):
             code, reason = 128 + error.signum, f"interrupted; {out} holds the rounds so far; continue with resume=true"
         if code != EXIT_CODES[UserError] and out.is_dir():
-            write_json(failed, {"exit": code, "reason": reason})
+            write_json(out / FAILED, {"exit": code, "reason": reason})
         raise Failed(f"exit {code}: {reason}") from None
 
 

@@ -21,6 +21,7 @@ from fedman.errors import TooFew
 from fedman.execution.executor import Stopped
 from fedman.flower.client_memory import ClientMemory
 from fedman.flower.exchange import exchange
+from fedman.flower.incoming_reply import largest_reply
 from fedman.flower.messages import FORGOTTEN, ROUND, SERVER, TERM, Order
 from fedman.flower.replies import POLL_INTERVAL, PendingReplies
 from fedman.flower.roster import QUERY_TIMEOUT, Roster
@@ -34,7 +35,6 @@ from fedman.training.settings import BUFFERS
 from fedman.training.state import Notes
 
 SLACK = 1.01  # for rounding, on the distance a client can move
-OTHER_BYTES = 100_000  # of a reply, beside its arrays
 NAMED = 10  # refused nodes in a round's record
 
 
@@ -110,7 +110,8 @@ def _table(notes: Notes, name: str) -> dict[int, list[int | str]]:
 class FlowerBackend:
     """Plays the rounds of one run with the clients of a roster.
 
-    `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms.
+    `settings` and `samples` are what the clients are told of the run; `terms` are the names of its penalty's terms,
+    `variances` the entries of the model's buffers that are some.
     """
 
     queues = False  # `train` waits for the clients, also where the server has a GPU
@@ -125,9 +126,10 @@ class FlowerBackend:
         settings: str,
         samples: str,
         terms: Sequence[str],
+        variances: Tensor,
     ) -> None:
         self.federation, self.store, self.roster, self.service = federation, store, roster, service
-        self.settings, self.samples = settings, samples
+        self.settings, self.samples, self.variances = settings, samples, variances.numpy()
         buffers, own = federation.initial_buffers, federation.own
         self.exchange = exchange(federation.algorithm, buffers is not None, own is not None)
         self.own = None if own is None else own[: len(federation.initial)].cpu().numpy()
@@ -213,8 +215,7 @@ class FlowerBackend:
         of its clients, nor for ever for new ones: time enough for one to answer, and for the one whose place it takes.
         """
         roster, timeout, start = self.roster, self.service.round_timeout, time.monotonic()
-        nbytes = next(iter(expected.values())).nbytes
-        pending = PendingReplies(roster.grid, int(1.1 * nbytes) + OTHER_BYTES)
+        pending = PendingReplies(roster.grid, largest_reply(next(iter(expected.values())).sizes))
         answers: dict[int, Message] = {}
         keys: dict[int, str] = {}
         ends: dict[int, float] = {}
@@ -281,5 +282,6 @@ class FlowerBackend:
             norm=self.service.norm_bound
             or SLACK * federation.algorithm.upload_norm(reach, self.steps[k] * (round.number + 1)),
             buffers=buffers,
+            variances=None if buffers is None else self.variances,
             own=self.own,
         )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import time
 from collections.abc import Mapping
 
 import httpx
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from fedman.execution.executor import Stopped
 from fedman.flower.incoming_reply import BadReply, IncomingReply
 from fedman.flower.messages import UNREADABLE
 
@@ -25,7 +21,7 @@ class PendingReplies:
     larger than `limit` bytes, becomes an error of its sender's.
     """
 
-    def __init__(self, grid: Grid, limit: float = math.inf) -> None:
+    def __init__(self, grid: Grid, limit: int) -> None:
         self.grid, self.limit = grid, limit
         self.waiting: dict[int, IncomingReply] = {}
 
@@ -52,19 +48,3 @@ class PendingReplies:
                 replies[key] = reply
                 del self.waiting[key]
         return replies
-
-
-def collect_replies(
-    grid: Grid, messages: Mapping[int, Message], timeout: float, stopping: threading.Event
-) -> dict[int, Message]:
-    """Send the messages and wait until all replies have arrived or the time is over."""
-    pending, replies = PendingReplies(grid), dict[int, Message]()
-    pending.send(messages)
-    end = time.monotonic() + timeout
-    while pending.waiting and time.monotonic() < end:
-        if stopping.is_set():
-            raise Stopped
-        replies |= pending.arrived()
-        if pending.waiting:
-            time.sleep(POLL_INTERVAL)
-    return replies

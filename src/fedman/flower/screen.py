@@ -3,7 +3,8 @@
 A reply is used only if it is tagged with this run, round and client; if it holds exactly the arrays and figures asked
 for, by name, shape and dtype; if every number in it is finite; and if its arrays are not too far away, by two measures:
 an absolute bound (the distance that an honest client can move), and a multiple of the round's median distance
-(`outliers`). A client's weight is known to the server and never read from a reply. The bytes of an array are checked
+(`outliers`). How far an honest client can move a model's buffers is not known; their absolute bound is what keeps a
+model finite. A client's weight is known to the server and never read from a reply. The bytes of an array are checked
 before memory is allocated for it.
 
 These are pure functions: whether a reply is accepted does not depend on the order of arrival, and a refused reply does
@@ -35,8 +36,10 @@ The largest distance of honest clients, measured in medians, by the clients' siz
 one class per client, four algorithms), below 8 for log-normal sizes with σ = 1 (1 to 454 samples), below 19 with σ = 2.
 """
 
+VARIANCE = "running_var"  # the end of the names of buffers that are never negative
 LARGEST = float(np.finfo(np.float32).max)  # of a metric in any Flower app
 LARGEST_FIGURE = 1e12  # of a loss or a MAN term: honest ones are far below, and means of them stay readable
+LARGEST_SHIFT = 1e12  # of buffers other than variances: honest ones are far below, and models with them stay finite
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """By name of array: its shape and dtype, ((10, 5), "float32")."""
@@ -63,12 +66,13 @@ class Expected:
     bound: float  # on the distance of the client's model from θ
     norm: float  # the largest norm of every other array
     buffers: np.ndarray | None = None  # [Q], those that were sent; None: the model has none
+    variances: np.ndarray | None = None  # [Q]: entries of the buffers that are never negative; None: none
     own: np.ndarray | None = None  # [P]: entries that the client keeps, which lie anywhere; None: none
 
     @property
-    def nbytes(self) -> int:
-        """Of the arrays in the upload."""
-        return len(self.arrays) * self.theta.nbytes + (0 if self.buffers is None else self.buffers.nbytes)
+    def sizes(self) -> list[int]:
+        """The bytes of each array in the upload."""
+        return [self.theta.nbytes] * len(self.arrays) + ([] if self.buffers is None else [self.buffers.nbytes])
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,20 @@ def screen(answer: Message, expected: Expected) -> Reply:
         most = expected.bound if name == "w" else expected.norm
         if far > most:
             raise Refused(f"{name}: lies {far:.3g} from where it started; {most:.3g} is the most it can be")
-    shifted = distance(arrays[BUFFERS], sent[BUFFERS]) if sent else 0.0
+    shifted = _shift(arrays[BUFFERS], expected) if sent else 0.0
     return Reply(arrays, figures, moved["w"], shifted)
+
+
+def _shift(buffers: np.ndarray, expected: Expected) -> float:
+    """The distance of a client's buffers from those that were sent. A model whose variances are negative or whose
+    means are huge is not finite, and nor is the mean of all models; with few replies nothing else tells."""
+    assert expected.buffers is not None
+    variances = np.zeros(len(buffers), bool) if expected.variances is None else expected.variances
+    refuse_negative(BUFFERS, buffers[variances])
+    far = distance(buffers[~variances], expected.buffers[~variances])
+    if far > LARGEST_SHIFT:
+        raise Refused(f"{BUFFERS}: lies {far:.3g} from where it started; {LARGEST_SHIFT:.3g} is the most it can be")
+    return distance(buffers, expected.buffers)
 
 
 def outliers(distances: Mapping[int, float], factor: float = FACTOR, what: str = "w") -> dict[int, str]:
@@ -122,8 +138,14 @@ def outliers(distances: Mapping[int, float], factor: float = FACTOR, what: str =
 
 
 def distance(array: np.ndarray, centre: np.ndarray | float) -> float:
-    """‖array − centre‖₂ in float64."""
-    return float(np.linalg.norm(np.subtract(array, centre, dtype=np.float64).ravel()))
+    """‖array − centre‖₂ in float64, of complex numbers in complex128."""
+    return float(np.linalg.norm(np.subtract(array, centre, dtype=np.result_type(array, np.float64)).ravel()))
+
+
+def refuse_negative(what: str, variances: np.ndarray) -> None:
+    """Refuse variances of which some are negative."""
+    if (negative := np.sum(variances < 0)) > 0:
+        raise Refused(f"{what}: {negative} of {variances.size} variances are negative")
 
 
 def contents(answer: Message) -> RecordDict:

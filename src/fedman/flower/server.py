@@ -23,14 +23,20 @@ from fedman.execution.executor import Stopped
 from fedman.flower.backend import AcceptedUploads, FlowerBackend
 from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
+from fedman.flower.screen import VARIANCE
 from fedman.flower.server_options import ServerOptions, refuse_changed, save_options
 from fedman.parts import hyperparameters
+from fedman.runs import checkpoint
+from fedman.runs.atomic import writing
 from fedman.runs.build import Built, build
 from fedman.runs.experiment import Progress, Result, Run, finished_result, play
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import decisive
 from fedman.runs.signals import stop_on_signal
 from fedman.trackers import require_packages
+
+FAILED = "failed.json"
+"""The file in a run's folder that says why it ended early, until it goes on."""
 
 Stopping = tuple[threading.Event, list[int]]
 """What ends a run early, and the signal that asked for it: see `stop_on_signal`."""
@@ -78,19 +84,28 @@ def serve(
         roster = Roster(grid, sizes, service.sizes is not None, stop, keys, bound)
         kind = SampleKind(data.shape, data.classes, holds_images(data.x_train), data.mean, data.std)
         told = {"settings": _settings(config, service), "samples": json.dumps(asdict(kind))}
-        backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built))
+        buffers = built.executor.execution.buffers
+        variances = buffers.where(name.endswith(VARIANCE) for name in buffers.names)
+        backend = FlowerBackend(federation, store, roster, service, **told, terms=_terms(built), variances=variances)
         folder = stack.enter_context(RunFolder(out))
+        folder.refuse_unfit(resume)
         if resume:
             refuse_changed(folder.path, service)
+            checkpoint.refuse_other(folder.checkpoint, config.flat())
+        with writing(folder.path / FAILED):
+            (folder.path / FAILED).unlink(missing_ok=True)
         if stopping is None:
             caught = stack.enter_context(stop_on_signal(stop))
         try:
             roster.wait(service.wait)
         except Stopped:
             raise Interrupted(caught[0], f"{folder.path}: interrupted before the clients were there") from None
-        save_options(folder.path, service)
+        if not resume:  # before there is a run that could be resumed
+            save_options(folder.path, service)
         state = federation.start(store, keep_all=service.keep_last)
         run = stack.enter_context(Run(config, federation, state, built, folder, resume, progress, warn))
+        if resume:
+            save_options(folder.path, service)
         (result,) = play([run], backend, caught)
     if isinstance(result, Exception):
         raise result

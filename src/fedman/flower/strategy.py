@@ -11,7 +11,7 @@ weights that the server knows in place of those that clients claim.
 from __future__ import annotations
 
 import math
-import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,19 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedman.errors import UserError
-from fedman.flower.replies import collect_replies
-from fedman.flower.screen import FACTOR, LARGEST, Refused, contents, distance, outliers, read_arrays
+from fedman.flower.incoming_reply import largest_reply
+from fedman.flower.replies import POLL_INTERVAL, PendingReplies
+from fedman.flower.screen import (
+    FACTOR,
+    LARGEST,
+    VARIANCE,
+    Refused,
+    contents,
+    distance,
+    outliers,
+    read_arrays,
+    refuse_negative,
+)
 
 TAGGED, TAG = "fedman", "tag"
 """The record and the field that hold a round's tag, in the message and in its reply (`fedman.flower.man_mod`)."""
@@ -68,7 +79,7 @@ class Screened(Strategy):
         self._tag = ""
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """As `Strategy.start`, but a reply that cannot be unpacked is refused and does not end the run."""
+        """As `Strategy.start`, but a reply that is too large or cannot be unpacked is refused, and the run goes on."""
         return super().start(_TolerantGrid(grid), *args, **kwargs)  # type: ignore[arg-type]
 
     def configure_train(
@@ -149,17 +160,24 @@ class Screened(Strategy):
         return content
 
     def _distance(self, content: RecordDict) -> float:
-        """The distance of a reply's model from the one sent, whose names, shapes and dtypes it must have."""
+        """The distance of a reply's model from the one sent, whose names, shapes and dtypes it must have.
+
+        Whole numbers do not count: those of batches in batch-norm would outweigh all else, and honest ones differ more.
+        """
         if len(content.array_records) != 1:
             raise Refused(f"reply: has {len(content.array_records)} records of arrays; wanted is one")
         shapes = {name: (tuple(array.shape), array.dtype) for name, array in self._model.items()}
         arrays = read_arrays(content, next(iter(content.array_records)), shapes)
-        moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind == "f")
+        for name, array in arrays.items():
+            if name.endswith(VARIANCE):
+                refuse_negative(name, array)
+        moved = (distance(v, self._model[name].numpy()) for name, v in arrays.items() if v.dtype.kind in "fc")
         return math.hypot(*moved)
 
 
 class _TolerantGrid:
-    """A grid for which a reply that cannot be unpacked is an error of its sender: see `collect_replies`."""
+    """A grid for which a reply that cannot be unpacked is an error of its sender, and so is one larger than the arrays
+    that were sent: see `PendingReplies`."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -170,8 +188,20 @@ class _TolerantGrid:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send the messages and wait until all replies have arrived or the time is over."""
         sent = dict(enumerate(messages))
-        replies = collect_replies(self.grid, sent, math.inf if timeout is None else timeout, threading.Event())
-        return list(replies.values())
+        limit = max((largest_reply(_sizes(message)) for message in sent.values()), default=0)
+        pending = PendingReplies(self.grid, limit)
+        pending.send(sent)
+        replies, end = list[Message](), time.monotonic() + (math.inf if timeout is None else timeout)
+        while pending.waiting and time.monotonic() < end:
+            replies += pending.arrived().values()
+            if pending.waiting:
+                time.sleep(POLL_INTERVAL)
+        return replies
+
+
+def _sizes(message: Message) -> list[int]:
+    """The bytes of each array in a message."""
+    return [len(array.data) for record in message.content.array_records.values() for array in record.values()]
 
 
 def _odd_names(replies: Mapping[int, Message]) -> dict[int, str]:

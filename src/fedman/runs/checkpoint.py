@@ -139,6 +139,19 @@ def common_round(folders: Sequence[Path]) -> int | None:
     return max(set.intersection(*each), default=None)
 
 
+def refuse_other(folder: Path, settings: Settings) -> None:
+    """Refuse to go on from the newest sound checkpoint with another configuration, as `restore` does."""
+    for path in _newest_first(folder):
+        if sound := _read(path):
+            return _refuse_changed(path, sound[0], settings)
+
+
+def _refuse_changed(path: Path, about: Description, settings: Settings) -> None:
+    before, now = about["config"], decisive(settings)
+    if (changed := differing(before, now)) and not is_extended(before, now):
+        raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+
+
 def restore(
     folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object], until: int | None = None
 ) -> Description | None:
@@ -154,9 +167,7 @@ def restore(
             warn(f"{path}: damaged; trying the one before it")
             continue
         about, tensors = sound
-        before, now = about["config"], decisive(settings)
-        if (changed := differing(before, now)) and not is_extended(before, now):
-            raise UserError(f"{path}: from another configuration; {', '.join(changed)} differ")
+        _refuse_changed(path, about, settings)
         if not {*about["seen"]} <= {*range(len(state.seen))}:
             raise UserError(f"{path}: from another configuration; it names clients beyond the {len(state.seen)}")
         for name, v in _vectors(state).items():
