@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
+import torch
 
 import fedman
 from fedman.algorithms import ALGORITHMS, Algorithm, hyperparameter
@@ -101,6 +103,51 @@ class Mine(FedAvg):
 name = ALGORITHMS.name_of(Mine())
 print(name, resolve({"algorithm": name}).method)
 """
+
+
+class Undeclared(FedAvg):
+    """Not a dataclass: its argument is no field."""
+
+    title = "Undeclared"
+
+    def __init__(self, mu=0.0):
+        object.__setattr__(self, "mu", mu)
+
+
+class Needed(Undeclared):
+    def __init__(self, mu):
+        super().__init__(mu)
+
+
+@dataclass(frozen=True)
+class Derived(FedAvg):
+    """What follows from the fields may be kept."""
+
+    title = "Derived"
+    words: str = hyperparameter("1,2", "numbers")
+
+    def __post_init__(self):
+        object.__setattr__(self, "numbers", torch.tensor([float(word) for word in self.words.split(",")]))
+
+    @cached_property
+    def total(self):
+        return float(self.numbers.sum())
+
+
+@pytest.mark.parametrize("part", [Undeclared(50.0), Undeclared(torch.ones(3)), Undeclared([1, 2])])
+def test_an_argument_that_is_no_field_is_refused(part):
+    """A part is made of its hyper-parameters again, so all else would be lost."""
+    with pytest.raises(UserError, match=r"algorithm: .*Undeclared keeps mu outside its hyper-parameters, where it"):
+        fedman.run(clients=3, rounds=1, algorithm=part)
+
+
+def test_parts_that_their_fields_make_again_are_taken():
+    assert ALGORITHMS.name_of(Undeclared()).endswith(":Undeclared")
+    derived = Derived("3,4,5")
+    assert derived.total == 12.0
+    assert ALGORITHMS.name_of(derived).endswith(":Derived")
+    with pytest.raises(UserError, match=r"Needed cannot be made from its hyper-parameters, none \(TypeError: .*mu"):
+        ALGORITHMS.name_of(Needed(1.0))
 
 
 def test_an_instance_of_a_class_of_the_script(tmp_path):

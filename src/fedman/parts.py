@@ -15,7 +15,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
-from fedman.errors import UserError, nearest
+from fedman.errors import UserError, describe, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -77,7 +77,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return self.check(find(self.kind, target, self), target)
 
     def name_of(self, part: Part) -> str:
-        """The name under which `registry[name]` finds the class of an instance in this process."""
+        """The name under which `registry[name]` finds the class of an instance in this process, which makes an equal
+        one of its hyper-parameters."""
         if not isinstance(part, self.base):
             raise UserError(f"{self.kind}: {type(part).__name__} is not {self._wanted}")
         kind = type(part)
@@ -86,7 +87,24 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 return name
         name = f"{kind.__module__}:{kind.__qualname__}"
         self._given[name] = self.check(kind, name)
+        self._require_fields(part, name)
         return name
+
+    def _require_fields(self, part: Part, name: str) -> None:
+        """Refuse an instance that holds something beside its hyper-parameters, as it would be lost."""
+        own = {f.name: getattr(part, f.name) for f in fields(cast(Any, part))}
+        try:
+            again = vars(type(part)(**own))
+        except Exception as error:  # its constructor may raise anything
+            given, why = ", ".join(own) or "none", describe(error)
+            raise UserError(f"{self.kind}: {name} cannot be made from its hyper-parameters, {given} ({why})") from error
+        for key, value in vars(part).items():
+            known = key in own or isinstance(getattr(type(part), key, None), cached_property)
+            if not known and (key not in again or not _same(value, again[key])):
+                raise UserError(
+                    f"{self.kind}: {name} keeps {key} outside its hyper-parameters, where it would be lost; make it a "
+                    f"field of a frozen dataclass ({key}: float = hyperparameter(...)) or a constant of the class"
+                )
 
     def check(self, part: object, name: str) -> type[Part]:
         """`part`, if it is a class of this kind whose fields are hyper-parameters."""
@@ -160,6 +178,15 @@ def _import(module: str) -> Any:
     finally:
         if added:
             sys.path.remove(here)
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are equal, arrays in all their entries."""
+    try:
+        equal: Any = one == other
+        return bool(equal if isinstance(equal, bool) else equal.all())
+    except Exception:  # of different shapes, or not to be compared
+        return False
 
 
 def _article(value: object) -> str:

@@ -25,6 +25,11 @@ class Task(ABC):
     headline: ClassVar[str]  # the score by which runs are compared
     higher_is_better: ClassVar[bool]
 
+    def __init_subclass__(cls) -> None:
+        """A loss of one's own has its own mean."""
+        if "loss" in vars(cls) and "mean_loss" not in vars(cls):
+            cls.mean_loss = Task.mean_loss  # type: ignore[method-assign]
+
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of every sample, `[B]`."""

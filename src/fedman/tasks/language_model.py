@@ -22,7 +22,8 @@ class LanguageModel(Task):
     """Loss: cross-entropy of the next token, the mean over a sample's positions. Inputs and targets are ids `[B, T]`,
     the model's output `[B, T, V]`. Positions whose target is −1 do not count.
 
-    Scores: accuracy of the next token in percent, and perplexity exp(loss), over all positions of a test set.
+    Scores: accuracy of the next token in percent, and perplexity, exp of the mean cross-entropy, over all positions of
+    a test set.
     """
 
     title = "language modelling"
@@ -37,14 +38,15 @@ class LanguageModel(Task):
 
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         right = (output.argmax(-1) == target).sum(1)
-        return {"accuracy": 100.0 * right.double() / self.weight(target).clamp(min=1)}
+        accuracy = 100.0 * right.double() / self.weight(target).clamp(min=1)
+        return {"accuracy": accuracy, "cross-entropy": LanguageModel.loss(self, output, target)}
 
     def weight(self, target: Tensor) -> Tensor:
         """The positions of each sample that count."""
         return (target != PADDING).sum(1)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        return {"accuracy": means["accuracy"], "perplexity": math.exp(min(means["loss"], 700.0))}
+        return {"accuracy": means["accuracy"], "perplexity": math.exp(min(means["cross-entropy"], 700.0))}
 
     def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
         x, y = data.x_train, data.y_train

@@ -27,10 +27,11 @@ class Regression(Task):
         return (output.flatten(1) - target.reshape(len(target), -1)).square().mean(1)
 
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
-        return {"mae": (output.flatten(1) - target.reshape(len(target), -1)).abs().mean(1)}
+        error = output.flatten(1) - target.reshape(len(target), -1)
+        return {"mae": error.abs().mean(1), "mse": error.square().mean(1)}
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        return {"rmse": means["loss"] ** 0.5, "mae": means["mae"]}
+        return {"rmse": means["mse"] ** 0.5, "mae": means["mae"]}
 
     def outputs(self, data: Dataset) -> int:
         return data.y_train[0].size
