@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_tunings_of_the_pages_are_as_printed():
     from fedman.runs.tune import plan
 
     lines = [*printed_commands("running.md", "tune"), *printed_commands("field.md", "tune")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line, runs in lines:
         words = line.split()
         options = {w: words[i + 1] for i, w in enumerate(words) if w.startswith("--")}
@@ -282,6 +283,38 @@ def test_tunings_of_the_pages_are_as_printed():
             grid = cells(overrides(w for w in words if "=" in w), find_sweep(words[words.index("--preset") + 1]))
             papers = results.read(ROOT / "results/cifar100.jsonl") if "--done" in words else []
             assert len(grid) - len(sweep.recorded(grid, papers)) == int(runs)
+
+
+def test_the_fields_page_has_the_small_study_as_its_rows_say():
+    from fedman.algorithms import ALGORITHMS
+    from fedman.runs import results
+    from fedman.runs.records import headline
+    from fedman.runs.text_tables import mean_std
+
+    values = {}
+    for row in results.read(ROOT / "benchmarks/field_digits.jsonl"):
+        assert (row["source"]["commit"][:7], row["source"]["changed"]) == ("dfc4a48", False)
+        key = row["config"]["algorithm"], bool(row["config"]["zeta"])
+        values.setdefault(key, {})[row["config"]["seed"]] = headline(row)
+    assert {(*seeds,) for seeds in values.values()} == {(0, 1, 2)}
+    page = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    gains, mean = {}, {key: statistics.fmean(seeds.values()) for key, seeds in values.items()}
+    for name, kind in ALGORITHMS.built_in.items():
+        plain, man = (mean_std([*values[name, penalised].values()], ".2f") for penalised in (False, True))
+        gains[name] = mean[name, True] - mean[name, False]
+        gain = f"{gains[name]:+.2f}".replace("-", "−")
+        assert f"| {kind.title} | {plain} | {man} | {gain} |" in page
+    assert f"MAN raises {sum(gain > 0.005 for gain in gains.values())} of 18 means" in page
+    assert sorted(gains, key=gains.get)[-3:] == ["fedprox", "fedlesam", "fedavg"]
+    assert {name for name, gain in gains.items() if gain < 0.005} == {
+        "fedasam", "feddc", "scaffold", "fedgamma", "fedsmoo", "fedgloss",
+    }  # fmt: skip
+    others = [mean[name, False] for name in gains if name != "fedavg"]
+    assert min(others) >= mean["fedavg", False]
+    assert f"by up to {max(others) - mean['fedavg', False]:.1f} points" in page
+    ahead = sum(mean["fedavg", True] > each for each in others)
+    assert f"FedAvg+MAN is ahead of {ahead} of the 17 others" in page
+    assert max(mean, key=mean.get) == ("fedacg", True)
 
 
 def test_the_fields_page_names_what_was_tried():
