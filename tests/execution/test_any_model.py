@@ -81,6 +81,23 @@ class Tied(Layers):
         return self.c(super().hidden(x)).relu()
 
 
+class Repeated(Layers):
+    """A layer in several places, as in ALBERT; the last is the first's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([self.a] * 3)
+        self.c = nn.Linear(6, 6)
+        self.c.bias = self.a.bias
+        self.norm = nn.BatchNorm1d(6)
+        self.again = self.norm
+
+    def hidden(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.c(self.again(x)).relu()
+
+
 class Checkpointed(Layers):
     def __init__(self, reentrant=False):
         super().__init__()
@@ -176,6 +193,7 @@ TRAINED = {
     "whole numbers": Indexed,
     "constant": Tabled,
     "tied": Tied,
+    "repeated": Repeated,
     "checkpointed": Checkpointed,
     "writes to its input": WritesToItsInput,
     "called before": called,

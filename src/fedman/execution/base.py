@@ -17,12 +17,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.stateless import _reparametrize_module
 
 from fedman.algorithms import Fused
 from fedman.errors import UserError
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers
+from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers, holding, other_names
 from fedman.penalties import Penalty, attach, check_terms
 from fedman.tasks import Task
 
@@ -69,7 +68,7 @@ class Execution(ABC):
         self._tapped = copy_of(model).requires_grad_(False).train()
         self._evaluated = _for_evaluation(copy_of(model).requires_grad_(False))
         self._terms = attach(penalty, self._tapped)
-        self._tied = _has_tied(model)  # if not, PyTorch need not look for it at every call
+        self._others = other_names(model)
         self._constants: tuple[torch.device, torch.dtype] | None = None  # where and what those of the module are
         self._held: ExitStack | None = None  # until the end of which the module keeps the parameters of a call
         self._writes: dict[nn.Module, bool] = {}  # whether a copy changes its inputs, known after its first call
@@ -167,7 +166,7 @@ class Execution(ABC):
             self._bring_constants(x.device, dtype)
         given = x.clone() if self._writes.get(model, True) else x
         with ExitStack() as stack, self._autocast(x.device):
-            (self._held or stack).enter_context(_reparametrize_module(model, tensors, tie_weights=self._tied))
+            (self._held or stack).enter_context(holding(model, tensors, self._others))
             out = model(given)
             if self.buffers.names:  # a module may have put new ones in their places
                 tensors |= {name: v for name, v in model.named_buffers() if name in tensors}
@@ -254,14 +253,6 @@ def _unwrapped(v: Tensor) -> Tensor:
 def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
     """The type of a constant beside numbers of the type `like`."""
     return like.to_complex() if dtype.is_complex else like if dtype.is_floating_point else dtype
-
-
-def _has_tied(model: nn.Module) -> bool:
-    """Whether a parameter or a buffer of the module has several names."""
-    return any(
-        len(list(named(remove_duplicate=False))) > len(list(named()))
-        for named in (model.named_parameters, model.named_buffers)
-    )
 
 
 def _for_evaluation(model: nn.Module) -> nn.Module:

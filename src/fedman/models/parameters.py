@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from fedman.errors import UserError, describe
 
@@ -93,6 +95,28 @@ def flatten(model: nn.Module) -> Tensor:
 def flatten_buffers(model: nn.Module) -> Tensor:
     """A module's buffers as a vector `[Q]`: see `ParameterLayout.of_buffers`."""
     return ParameterLayout.of_buffers(model).flatten({name: v.detach() for name, v in model.named_buffers()})
+
+
+def other_names(model: nn.Module) -> dict[str, str]:
+    """Of the parameters and buffers that several modules share: the other names of each, and the one that
+    `named_parameters` gives it. A module in several places is one module, whose tensors have one name."""
+    first: dict[int, str] = {}
+    found = {}
+    for prefix, module in model.named_modules():
+        for named in (module.named_parameters, module.named_buffers):
+            for name, v in named(prefix, recurse=False, remove_duplicate=False):
+                if first.setdefault(id(v), name) != name:
+                    found[name] = first[id(v)]
+    return found
+
+
+def holding(model: nn.Module, tensors: Mapping[str, Tensor], others: Mapping[str, str]) -> AbstractContextManager[None]:
+    """For a while the module has these parameters and buffers, also under their `other_names`.
+
+    PyTorch's own way (`tie_weights`) puts them into a module in several places twice, and leaves them there.
+    """
+    given = dict(tensors) | {other: tensors[name] for other, name in others.items() if name in tensors}
+    return _reparametrize_module(model, given, tie_weights=False)
 
 
 def copy_of(model: nn.Module) -> nn.Module:

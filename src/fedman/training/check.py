@@ -9,14 +9,13 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError, describe
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import copy_of
+from fedman.models.parameters import copy_of, holding, other_names
 from fedman.optimizers import LocalOptimizer
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
@@ -82,17 +81,16 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
     name, copied = type(model).__name__, copy_of(model).train()
     given = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters() if p.requires_grad}
     before = [p.detach().clone() for p in given.values()]
-    parameters = list(given.values())
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training gives them again
         try:
-            with TrainingPass(None, None):
-                output = functional_call(copied, dict(given), (x.clone(),))
+            with TrainingPass(None, None), holding(copied, given, other_names(copied)):
+                output = copied(x.clone())
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
             raise UserError(f"model: {name} fails in training mode ({describe(error)})") from error
-    for p, value, parameter in zip(parameters, before, given, strict=True):
+    for p, value, parameter in zip(given.values(), before, given, strict=True):
         if p._version or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
             raise UserError(
                 f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
