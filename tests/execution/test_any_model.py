@@ -303,6 +303,40 @@ def test_what_a_model_is_stored_as_can_be_loaded(kind):
         assert p.requires_grad or torch.equal(p, before), name
 
 
+@pytest.mark.parametrize("execution", [OneByOne, Vmapped])
+def test_a_module_in_several_places_is_left_as_it_was(execution):
+    made = execution(Repeated(), Classification(), MAN())
+    names = dict(made._plain.named_parameters(remove_duplicate=False))
+    W, batch = flatten(made.model).expand(2, -1), batches(None)[0]
+    made.gradient(W, batch._replace(x=batch.x.float()), 0.0)
+    for name, p in made._plain.named_parameters(remove_duplicate=False):
+        assert p is names[name]
+
+
+def test_a_stored_model_is_contiguous_and_its_counters_are_whole():
+    """Frozen, of several names, in whatever order in memory."""
+    model = Repeated()
+    model.frozen = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last).requires_grad_(False)
+    model.register_buffer("table", torch.ones(2, 3, dtype=torch.int64).t())
+    found = OneByOne(model, Classification(), MAN()).state_dict(
+        torch.cat([flatten(model), flatten_buffers(model) + 0.6])
+    )
+    assert all(v.is_contiguous() for v in found.values())
+    assert [found[f"{name}.num_batches_tracked"].item() for name in ("norm", "again")] == [1, 1]
+    assert found["norm.num_batches_tracked"].dtype == found["again.num_batches_tracked"].dtype == torch.int64
+
+
+class Graph(Layers):
+    """A sparse constant."""
+
+    def __init__(self, persistent=True):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(6).to_sparse(), persistent=persistent)
+
+    def hidden(self, x):
+        return super().hidden((self.edges @ x.T).T)
+
+
 class Clamped(Layers):
     def hidden(self, x):
         self.a.weight.data.clamp_(-0.1, 0.1)
@@ -381,6 +415,7 @@ REFUSED = {
     "no parameter": (Loose, "Loose's scale requires a gradient; make it an nn.Parameter to train it"),
     "complex": (Complex, "filter is complex; keep its two parts"),
     "a lock": (Locked, r"Locked cannot be copied \(TypeError: cannot pickle '_thread.lock'"),
+    "sparse": (Graph, "edges is sparse, which model.safetensors cannot hold; register it with persistent=False"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "0.weight has no shape yet; call Sequential on a batch first"),
     "hook on a parameter": (hooked, "a.weight has a hook on its gradient, which no client would call"),
     "TorchScript": (lambda: torch.jit.script(nn.Linear(6, 3)), "is or has a TorchScript module"),
@@ -556,6 +591,14 @@ def test_a_copy_shares_nothing():
     assert other.last.grad_fn is None
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("make", [Repeated, lambda: Graph(persistent=False)])
+def test_runs_of_models_that_could_not_be_trained(make, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32), np.arange(9) % CLASSES
+    keys = {"partition": "iid", "clients": 2, "rounds": 1, "device": "cpu", "batch_size": 3}
+    result = fedman.run(dataset=(x, y, x, y), model=make(), out=tmp_path / "out", **keys)
+    make().load_state_dict(result.models["cloud"])
 
 
 def test_a_gradient_inside_a_model_is_no_tensor_to_train():

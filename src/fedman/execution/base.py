@@ -147,10 +147,12 @@ class Execution(ABC):
         found: dict[str, Tensor] = {}
         first: dict[int, str] = {}  # names of tensors that may have several
         for name, v in _tensors(self.model):
-            value = trained.get(first.setdefault(id(v), name), v.detach().cpu())
-            whole = name in trained and not v.is_floating_point()
-            if name in kept:
-                found[name] = (value.round().to(v.dtype) if whole else value).clone()
+            known = first.setdefault(id(v), name)
+            value = trained.get(known, v.detach().cpu())
+            whole = known in trained and not v.is_floating_point()
+            if name in kept:  # files hold contiguous tensors alone
+                value = value.round().to(v.dtype) if whole else value
+                found[name] = value.clone(memory_format=torch.contiguous_format)
         return found
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
@@ -233,6 +235,11 @@ def check_model(model: nn.Module) -> None:
             raise UserError(f"model: {parameter} is complex; keep its two parts and join them by torch.complex")
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise UserError(f"model: {parameter} has a hook on its gradient, which no client would call; remove it")
+    stored = model.state_dict()
+    if sparse := [n for n, v in _tensors(model) if n in stored and v.layout is not torch.strided]:
+        raise UserError(
+            f"model: {sparse[0]} is sparse, which model.safetensors cannot hold; register it with persistent=False"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model: {name} has no parameters to train")
 
