@@ -108,6 +108,19 @@ class Checkpointed(Layers):
         return checkpoint(self.part, super().hidden(x), use_reentrant=self.reentrant)
 
 
+class CheckpointedNorm(Layers):
+    """What is computed again takes the statistics of the real samples once more."""
+
+    again = True
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(self.a, nn.BatchNorm1d(6), nn.Tanh())
+
+    def hidden(self, x):
+        return checkpoint(self.part, x, use_reentrant=False) if self.again else self.part(x)
+
+
 class WritesToItsInput(Layers):
     def hidden(self, x):
         x -= x.mean(1, keepdim=True)
@@ -170,6 +183,11 @@ class Words(nn.Module):
         return self.head((x.mean(1) if x.ndim == 3 else x).tanh())
 
 
+class CheckpointedWords(Words):
+    def forward(self, x):
+        return self.head(checkpoint(self.table, x, use_reentrant=False).mean(1).tanh())
+
+
 class InPlaceDropout(Layers):
     """As MobileNetV3 ends."""
 
@@ -195,6 +213,8 @@ TRAINED = {
     "tied": Tied,
     "repeated": Repeated,
     "checkpointed": Checkpointed,
+    "checkpointed batch-norm": CheckpointedNorm,
+    "checkpointed words": lambda: CheckpointedWords(padding_idx=1),
     "writes to its input": WritesToItsInput,
     "called before": called,
     "pruned": pruned,
@@ -209,7 +229,8 @@ TRAINED = {
     "scaled": lambda: Words(scale_grad_by_freq=True, padding_idx=0),
     "sparse bag": lambda: Words(nn.EmbeddingBag, sparse=True, mode="sum"),
 }
-ALONE = ("checkpointed", "hook on an activation", "gradient inside")  # what vmap cannot do
+ALONE = ("checkpointed", "checkpointed batch-norm", "checkpointed words", "hook on an activation", "gradient inside")
+"""What vmap cannot do."""
 
 
 def batches(model):
@@ -249,6 +270,21 @@ def test_gradients_are_those_of_pytorch(kind, zeta):
                 moved.get_parameter(name).data.copy_(v)
             wanted = expected(moved, batch.x[i, :n], batch.y[i, :n], zeta)
             torch.testing.assert_close(found[i], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("zeta", [0.0, 0.3])
+def test_checkpointing_changes_no_bit_of_a_batch_of_one_sample(zeta):
+    torch.manual_seed(0)
+    execution, (batch, _) = OneByOne(CheckpointedNorm(), Classification(), MAN(), "fp64"), batches(None)
+    W, single = flatten(execution.model).double().expand(2, -1), Batch(batch.x[:, :1], batch.y[:, :1])
+    found = execution.gradient(W, single, zeta)
+    CheckpointedNorm.again = False
+    try:
+        expected = execution.gradient(W, single, zeta)
+    finally:
+        CheckpointedNorm.again = True
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("training", [True, False])

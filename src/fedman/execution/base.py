@@ -200,20 +200,19 @@ class Execution(ABC):
         if self.buffers.names:
             before = self._initial_buffers.to(w) if batch.buffers is None else batch.buffers
             tensors |= {name: v.clone() for name, v in self.buffers.unflatten(before).items()}
-        if self._special is False:
+        plain: AbstractContextManager[None] = nullcontext()
+        with plain if self._special is False else TrainingPass(batch.key, batch.weight) as forward:
             out = self._call(model, tensors, batch.x)
-        else:
-            with TrainingPass(batch.key, batch.weight) as forward:
-                out = self._call(model, tensors, batch.x)
-            self._special = forward.needed
         y, weight = batch.y, batch.weight
         loss = self.task.mean_loss(out, y) if weight is None else (self.task.loss(out, y) * weight).sum()
         buffers = self.buffers.flatten(tensors).detach() if self.buffers.names else loss.new_empty(0)
-        if not penalised:
-            return loss, loss.new_empty(0), buffers
-        terms = check_terms(self.penalty, self._terms.terms(weight))
-        self.terms = list(terms)
-        return loss, torch.stack(list(terms.values())).to(loss.dtype), buffers
+        terms = check_terms(self.penalty, self._terms.terms(weight)) if penalised else {}
+        self.terms = list(terms) or self.terms
+        if forward is not None:
+            self._special = forward.needed
+            if forward.repeated and self._held is not None:
+                self._held.enter_context(forward)
+        return loss, torch.stack(list(terms.values())).to(loss.dtype) if terms else loss.new_empty(0), buffers
 
 
 def is_large(size: int) -> bool:

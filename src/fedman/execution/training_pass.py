@@ -30,7 +30,7 @@ SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a droppe
 
 
 class TrainingPass(TorchFunctionMode):
-    """Active around one forward pass of one model.
+    """Active around one forward pass of one model, and around its backward pass where that repeats a part of it.
 
     `key`: an int64 from which random numbers come; None: zero. `weight` `[B]`: the samples' shares in the batch's mean,
     zero for padding; None: all are real.
@@ -41,6 +41,7 @@ class TrainingPass(TorchFunctionMode):
         self.key, self.weight = key, weight
         self.draws = 0  # random calls so far
         self.needed = False  # whether this pass differs from a plain one
+        self.repeated = False  # whether gradient checkpointing computes a part of it again
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -50,6 +51,7 @@ class TrainingPass(TorchFunctionMode):
             _warn_unseeded(func)
         if func not in _REPLACED:
             return func(*args, **kwargs)
+        self.repeated = self.repeated or _checkpointed()
         return _REPLACED[func](self, *args, **kwargs)
 
     def bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -139,6 +141,11 @@ class TrainingPass(TorchFunctionMode):
         """`F.multi_head_attention_forward`, whose own calls go through this pass too."""
         with self:
             return attention_body(*args, **kwargs)
+
+    def gradient(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """`torch.autograd.grad`, in which gradient checkpointing calls parts of the model again."""
+        with self:
+            return gradient_body(*args, **kwargs)  # type: ignore[no-any-return]
 
     def recurrent(self, layer: Callable[..., Any], x: Tensor, *args: Any) -> Any:
         """The layers of an LSTM, GRU or RNN one after the other where there is dropout between them.
@@ -312,7 +319,7 @@ class TrainingPass(TorchFunctionMode):
 
 def _body(function: Any) -> Callable[..., Any]:
     """The function without its check for a mode that overrides it: the calls inside it then go through the mode."""
-    seen = {name: v for name, v in vars(F).items() if name != "__name__"} | {
+    seen = {name: v for name, v in function.__globals__.items() if name != "__name__"} | {
         "has_torch_function": lambda tensors: False
     }
     return FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
@@ -320,6 +327,8 @@ def _body(function: Any) -> Callable[..., Any]:
 
 attention_body = _body(F.multi_head_attention_forward)
 """For modes that replace calls inside `F.multi_head_attention_forward`."""
+
+gradient_body = _body(torch.autograd.grad)
 
 
 def _channels(x: Tensor, batched: bool = True) -> tuple[int, ...]:
@@ -340,7 +349,7 @@ def _kind(how: dict[str, Any], like: Tensor | None = None) -> tuple[torch.dtype,
 
 
 def _checkpointed() -> bool:
-    """Whether this call will be repeated by gradient checkpointing, in the backward pass and outside of this one."""
+    """Whether this call will be repeated by gradient checkpointing, in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and "checkpoint" in hooks[0].__qualname__
 
@@ -383,6 +392,7 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: TrainingPass.attention,
     F.multi_head_attention_forward: TrainingPass.multi_head_attention,
     **{func: _layer(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    torch.autograd.grad: TrainingPass.gradient,
     F.embedding: TrainingPass.embedding,
     F.embedding_bag: TrainingPass.embedding_bag,
     F.batch_norm: TrainingPass.batch_norm,
