@@ -145,7 +145,7 @@ class TrainingPass(TorchFunctionMode):
     def gradient(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """`torch.autograd.grad`, in which gradient checkpointing calls parts of the model again."""
         with self:
-            return gradient_body(*args, **kwargs)  # type: ignore[no-any-return]
+            return gradient_body(*args, **kwargs)
 
     def recurrent(self, layer: Callable[..., Any], x: Tensor, *args: Any) -> Any:
         """The layers of an LSTM, GRU or RNN one after the other where there is dropout between them.

@@ -201,17 +201,19 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
         stage = "update"
         done = algorithm.update(server, {key: v.mean(0) for key, v in upload.items()}, 0.5)
         _require_vectors(name, "update returns the vectors", done, server, (2,))
+        for key, v, before in inputs:
+            if not torch.equal(v, before):
+                raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
+        together = _local_work(algorithm, w, server)
+        stage = "step of a client alone"
+        alone = [_local_work(algorithm, row, server) for row in w.split(1)]
+        for what, *rows in zip(together, *alone, strict=True):
+            if not torch.allclose(what, torch.cat(rows), equal_nan=True):
+                raise UserError(f"{name} {MIXED}")
     except UserError:
         raise
     except Exception as error:  # a user's algorithm may raise anything
         raise UserError(f"{name}.{stage} fails ({describe(error)})") from error
-    for key, v, before in inputs:
-        if not torch.equal(v, before):
-            raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
-    together, alone = _local_work(algorithm, w, server), [_local_work(algorithm, row, server) for row in w.split(1)]
-    for what, *rows in zip(together, *alone, strict=True):
-        if not torch.allclose(what, torch.cat(rows), equal_nan=True):
-            raise UserError(f"{name} {MIXED}")
     return algorithm
 
 
