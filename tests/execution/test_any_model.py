@@ -206,6 +206,13 @@ class Residual(Layers):
         return h
 
 
+class Overwritten(Layers):
+    def hidden(self, x):
+        h = F.silu(self.a(x))
+        h[0] = 1
+        return h
+
+
 TRAINED = {
     "frozen": frozen,
     "whole numbers": Indexed,
@@ -223,6 +230,7 @@ TRAINED = {
     "gradient inside": Differentiating,
     "in-place dropout": InPlaceDropout,
     "in-place sum": Residual,
+    "in-place part": Overwritten,
     "padding": lambda: Words(padding_idx=1),
     "padding from the end": lambda: Words(padding_idx=-2),
     "sparse": lambda: Words(sparse=True),
@@ -285,6 +293,54 @@ def test_checkpointing_changes_no_bit_of_a_batch_of_one_sample(zeta):
         CheckpointedNorm.again = True
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+class InPlace(Layers):
+    """Draws in place on an activation, and ends in it."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        h = F.gelu(super().forward(x))
+        self.draw(h)
+        return h
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda h: F.dropout(h, 0.5, True, True),
+        lambda h: F.alpha_dropout(h, training=True, inplace=True),
+        lambda h: F.rrelu(h, training=True, inplace=True),
+        lambda h: h.uniform_(),
+    ],
+)
+@pytest.mark.parametrize("kind", [OneByOne, Vmapped])
+def test_random_numbers_on_a_measured_activation_are_those_on_any(kind, draw):
+    """And the terms are the same in training, in the records and in a traced step."""
+    torch.manual_seed(0)
+    execution, (batch, _) = kind(InPlace(draw), Classification(), MAN(), "fp64"), batches(None)
+    W = flatten(execution.model).double().expand(2, -1).requires_grad_()
+    plain, _, _ = execution.losses(W, batch, penalised=False)
+    measured, terms, _ = execution.losses(W, batch, penalised=True)
+    assert torch.equal(plain, measured)
+    torch.testing.assert_close(execution.penalty_terms(W, batch), dict(zip(execution.terms, terms.mT, strict=True)))
+    (traced,) = trace(lambda w: execution.losses(w, batch, penalised=True)[1:2], [W])(W)
+    torch.testing.assert_close(traced, terms)
+
+
+@pytest.mark.parametrize("kind", [OneByOne, Vmapped])
+def test_a_flattened_activation_drops_in_place(kind):
+    torch.manual_seed(0)
+    parts = nn.Linear(6, 6), nn.Unflatten(1, (2, 3)), nn.SiLU(), nn.Flatten(), nn.Dropout(0.5, inplace=True)
+    execution, (batch, _) = (
+        kind(nn.Sequential(*parts, nn.Linear(6, CLASSES)), Classification(), MAN(), "fp64"),
+        batches(None),
+    )
+    W = flatten(execution.model).double().expand(2, -1)
+    assert torch.equal(execution.losses(W, batch, False)[0], execution.losses(W.requires_grad_(), batch, True)[0])
 
 
 @pytest.mark.parametrize("training", [True, False])

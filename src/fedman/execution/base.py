@@ -23,6 +23,7 @@ from fedman.errors import UserError
 from fedman.execution.training_pass import TrainingPass
 from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers, holding, other_names
 from fedman.penalties import Penalty, attach, check_terms
+from fedman.penalties.autograd import unwrapped
 from fedman.tasks import Task
 
 ImageLayout = tuple[int, torch.dtype]
@@ -173,7 +174,7 @@ class Execution(ABC):
             if self.buffers.names:  # a module may have put new ones in their places
                 tensors |= {name: v for name, v in model.named_buffers() if name in tensors}
         if model not in self._writes:
-            self._writes[model] = _unwrapped(given)._version > 0
+            self._writes[model] = unwrapped(given)._version > 0
         if not isinstance(out, Tensor):
             name, got = type(self.model).__name__, type(out).__name__
             raise UserError(f"model: {name} returns {got} in training mode; a tensor is wanted")
@@ -247,13 +248,6 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters and buffers of a module, those with several names under each of them."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-
-
-def _unwrapped(v: Tensor) -> Tensor:
-    """What a tensor under vmap consists of."""
-    while torch._C._functorch.is_batchedtensor(v):
-        v = torch._C._functorch.get_unwrapped(v)
-    return v
 
 
 def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedman.errors import UserError
 from fedman.execution.hashing import mix, positions, shift
+from fedman.penalties.autograd import set_value
 
 SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped entry, before it scales
 
@@ -106,10 +107,10 @@ class TrainingPass(TorchFunctionMode):
         kept = self.kept(shape, p, x.device)
         if floor == 0:
             factor = kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
-            return _in_place(x, x * factor) if inplace else x * factor
+            return set_value(x, x * factor) if inplace else x * factor
         scale = ((floor**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
         dropped = x.where(kept, floor) * scale - floor * scale * p
-        return _in_place(x, dropped) if inplace else dropped
+        return set_value(x, dropped) if inplace else dropped
 
     def attention(
         self,
@@ -245,7 +246,8 @@ class TrainingPass(TorchFunctionMode):
         if not training:
             return F.rrelu(x, lower, upper, False, inplace)
         slope = self.uniform(x.shape, x.dtype, x.device) * (upper - lower) + lower
-        return x.copy_(x.where(x >= 0, x * slope)) if inplace else x.where(x >= 0, x * slope)
+        value = x.where(x >= 0, x * slope)
+        return set_value(x, value) if inplace else value
 
     def embedding(
         self,
@@ -308,13 +310,13 @@ class TrainingPass(TorchFunctionMode):
         return (self.uniform(x.shape, torch.float64, x.device) < (x if p is None else p)).to(x.dtype)
 
     def bernoulli_(self, x: Tensor, p: Tensor | float = 0.5, **_: Any) -> Tensor:
-        return x.copy_(self.uniform(x.shape, torch.float64, x.device) < p)
+        return set_value(x, (self.uniform(x.shape, torch.float64, x.device) < p).to(x.dtype))
 
     def uniform_(self, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-        return x.copy_(self.uniform(x.shape, x.dtype, x.device) * (high - low) + low)
+        return set_value(x, self.uniform(x.shape, x.dtype, x.device) * (high - low) + low)
 
     def normal_(self, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-        return x.copy_(self.normal(x.shape, x.dtype, x.device) * std + mean)
+        return set_value(x, self.normal(x.shape, x.dtype, x.device) * std + mean)
 
 
 def _body(function: Any) -> Callable[..., Any]:
@@ -352,14 +354,6 @@ def _checkpointed() -> bool:
     """Whether this call will be repeated by gradient checkpointing, in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and "checkpoint" in hooks[0].__qualname__
-
-
-def _in_place(x: Tensor, value: Tensor) -> Tensor:
-    """x with a new value; an activation that a penalty has measured stays, and the value is returned alone."""
-    try:
-        return x.copy_(value)
-    except RuntimeError:
-        return value
 
 
 def _refuse_renorm(max_norm: float | None) -> None:
