@@ -676,6 +676,16 @@ def test_constants_alone_are_brought_where_models_are_evaluated():
     }
 
 
+def test_the_copies_of_a_model_take_the_memory_of_its_frozen_parameters_once():
+    model = frozen()
+    execution = OneByOne(model, Classification(), MAN())
+    copies = execution._plain, execution._tapped, execution._evaluated
+    for name, p in model.named_parameters():
+        (where,) = {each.get_parameter(name).data_ptr() for each in copies}
+        assert (where == p.data_ptr()) == p.requires_grad
+        assert not any(each.get_parameter(name).requires_grad for each in copies)
+
+
 def test_a_copy_shares_nothing():
     model = called()
     other = copy_of(model)

@@ -65,9 +65,9 @@ class Execution(ABC):
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
         self._initial_buffers = flatten_buffers(model)
-        self._plain = copy_of(model).requires_grad_(False).train()
-        self._tapped = copy_of(model).requires_grad_(False).train()
-        self._evaluated = _for_evaluation(copy_of(model).requires_grad_(False))
+        shared = _shared_parameters(model)
+        self._plain, self._tapped = copy_of(model, shared).train(), copy_of(model, shared).train()
+        self._evaluated = _for_evaluation(copy_of(model, shared))
         self._terms = attach(penalty, self._tapped)
         self._others = other_names(model)
         self._constants: tuple[torch.device, torch.dtype] | None = None  # where and what those of the module are
@@ -253,6 +253,13 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
     """The type of a constant beside numbers of the type `like`."""
     return like.to_complex() if dtype.is_complex else like if dtype.is_floating_point else dtype
+
+
+def _shared_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """The parameters of all copies of a model, by what they take the place of. Of trained ones, of which every call
+    brings its own, the memory is the model's; frozen ones are copied once."""
+    parameters = {id(p): p.detach() if p.requires_grad else p.detach().clone() for p in model.parameters()}
+    return {key: nn.Parameter(v, requires_grad=False) for key, v in parameters.items()}
 
 
 def _for_evaluation(model: nn.Module) -> nn.Module:

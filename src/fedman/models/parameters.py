@@ -119,15 +119,17 @@ def holding(model: nn.Module, tensors: Mapping[str, Tensor], others: Mapping[str
     return _reparametrize_module(model, given, tie_weights=False)
 
 
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of a module, also of one that has been called before.
+def copy_of(model: nn.Module, shared: Mapping[int, object] | None = None) -> nn.Module:
+    """A copy of a module, also of one that has been called before. `shared`: by id what the copy has in the place of
+    some of the module's objects.
 
     `copy.deepcopy` refuses tensors that autograd computed: activations that a module keeps, weights that a hook
-    computes from others before every call (pruning, the former `weight_norm`). They are copied as values.
+    computes from others before every call (pruning, the former `weight_norm`). They are copied as values where they are
+    attributes of modules; a module that keeps them in a list is refused.
     """
     kept = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor) and not v.is_leaf]
     try:
-        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept})
+        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept} | dict(shared or {}))
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"model: {type(model).__name__} cannot be copied ({describe(error)})") from error
 
