@@ -3,6 +3,7 @@
 import copy
 import threading
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -608,6 +609,29 @@ def test_a_model_that_does_not_take_float64_is_compared_in_float32():
     trial = Trial(OnlyFloat(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
     assert trial.expected is not None
     assert trial.expected.dtype == torch.float32
+    assert trial.repeats
+    assert trial.agrees(Vmapped)
+    assert trial.ignores_padding()
+
+
+class Large(Layers):
+    """Has not the memory for steps in some precisions."""
+
+    lacking: ClassVar = {torch.float64}
+
+    def hidden(self, x):
+        if x.dtype in self.lacking:
+            raise torch.OutOfMemoryError
+        return super().hidden(x)
+
+
+@pytest.mark.parametrize("lacking", [{torch.float64}, {torch.float64, torch.float32}])
+def test_steps_for_which_memory_does_not_suffice_are_not_compared(lacking, monkeypatch):
+    monkeypatch.setattr(Large, "lacking", lacking)
+    trial = Trial(Large(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
+    assert trial.expected is None or trial.expected.dtype == torch.float32
+    assert (trial.expected is None) == (torch.float32 in lacking)
+    monkeypatch.setattr(Large, "lacking", {torch.float32})
     assert trial.repeats
     assert trial.agrees(Vmapped)
     assert trial.ignores_padding()
