@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -54,6 +55,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         )
     task.check(data, tuple(output.shape))
     kind = type(task).__name__
+    _check_targets(task, data, output)
     try:
         found = {"loss": task.loss(output, y), **(scores := dict(task.scores(output, y)))}
         weight = task.weight(y)
@@ -74,6 +76,24 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: a figure cannot be called {taken[0]}, which records have for something else")
     if task.headline not in figures:
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
+
+
+def _check_targets(task: Task, data: Dataset, output: Tensor) -> None:
+    """That there is an output for the smallest and the largest of all classes. In a stack of models a class without one
+    would have no loss, on a GPU it would end the process."""
+    for field, y in (("y_train", data.y_train), ("y_test", data.y_test)):
+        if not y.size or y.dtype.kind not in "iu":
+            continue
+        places = [int(np.unravel_index(i, y.shape)[0]) for i in (y.argmin(), y.argmax())]
+        try:
+            task.loss(output[[0, -1]].cpu(), torch.as_tensor(y[places]))
+        except IndexError as error:
+            raise UserError(
+                f"{data.name}: {field} has targets {y.min()} to {y.max()}, which do not fit outputs {_shape(output)} a "
+                f"sample ({describe(error)})"
+            ) from error
+        except Exception:  # a user's task may raise anything: the trial on its own device says so
+            return
 
 
 def _check_parameters(model: nn.Module, x: Tensor) -> None:
@@ -127,13 +147,13 @@ def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) 
         return
     played, parameter, found = copy_of(model).eval(), next(model.parameters()), []
 
-    def note_single_value(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if args[0].numel() == args[0].shape[1]:
+    def note_single_value(name: str, module: nn.Module, args: object, out: Tensor) -> None:
+        if out.numel() == out.shape[1]:
             found.append(name)
 
     for name, module in played.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(partial(note_single_value, name))
+            module.register_forward_hook(partial(note_single_value, name))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         played(samples.inputs(samples.x[:1], parameter.dtype).to(parameter.device))
     if found:
