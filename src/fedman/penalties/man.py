@@ -273,8 +273,7 @@ class ActivationNorm:
             if weight is not None:
                 s = _by_sample(s, weight.shape)
                 if s.shape != weight.shape:
-                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
-                    raise UserError(f"weight: shape {shapes}")
+                    raise _misfit(name, weight, len(s))
             samples.append(s)
         if weight is not None:
             shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
@@ -420,7 +419,7 @@ def _measured(
         found = measure(out)
         if isinstance(found, Tensor):
             return out, _shares(name, out, found)
-        return out, lambda weight: _shares(name, out, found(weight))
+        return out, lambda weight: _shares(name, out, found(_by_row(name, weight, len(out))))
     a, s = _measured(name, out.transpose(0, 1), None, measure, None)
     return a.transpose(0, 1), s
 
@@ -441,6 +440,21 @@ def _by_sample(s: Tensor, shape: torch.Size) -> Tensor:
     """Shares [rows] of an activation as those of samples [B], which have as many rows each, one after the other."""
     folded = len(shape) == 1 and len(s) > shape[0] and len(s) % shape[0] == 0
     return s.unflatten(0, (shape[0], -1)).sum(1) if folded else s
+
+
+def _by_row(name: str, weight: Tensor | None, rows: int) -> Tensor | None:
+    """Weights of samples [B] as those of the rows of an activation, of which each sample has as many, one after the
+    other."""
+    if weight is None or weight.shape == (rows,):
+        return weight
+    if weight.ndim != 1 or rows % len(weight):
+        raise _misfit(name, weight, rows)
+    share = rows // len(weight)
+    return weight.repeat_interleave(share) / share
+
+
+def _misfit(name: str, weight: Tensor, rows: int) -> UserError:
+    return UserError(f"weight: shape {tuple(weight.shape)} does not fit layer {name!r} with {rows} samples")
 
 
 def _added(total: Tensor, s: Tensor) -> Tensor:
