@@ -398,6 +398,11 @@ METHODS = {
         STEP + "    def finish(self, w, server, client, hp): return {}, {'w': w - w.mean(0)}",
         "algorithm: Bad gives a client something else among others than alone",
     ),
+    "a step towards the next client": (
+        "    def step(self, w, grad, server, client, hp):\n        first, second, *_ = w.split(1)\n"
+        "        return descend(w, grad(w) + first - second, hp)",
+        "algorithm: Bad.step of a client alone fails (ValueError: not enough values to unpack (expected at least 2",
+    ),
     "step without its scratch": (
         "    scratch = ('s',)\n    def step(self, w, grad, server, client, hp): return w, {}",
         "algorithm: Bad.step returns the vectors nothing; wanted is s",

@@ -3,6 +3,7 @@
 import copy
 import threading
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -81,6 +82,23 @@ class Tied(Layers):
         return self.c(super().hidden(x)).relu()
 
 
+class Repeated(Layers):
+    """A layer in several places, as in ALBERT; the last is the first's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([self.a] * 3)
+        self.c = nn.Linear(6, 6)
+        self.c.bias = self.a.bias
+        self.norm = nn.BatchNorm1d(6)
+        self.again = self.norm
+
+    def hidden(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.c(self.again(x)).relu()
+
+
 class Checkpointed(Layers):
     def __init__(self, reentrant=False):
         super().__init__()
@@ -89,6 +107,19 @@ class Checkpointed(Layers):
 
     def hidden(self, x):
         return checkpoint(self.part, super().hidden(x), use_reentrant=self.reentrant)
+
+
+class CheckpointedNorm(Layers):
+    """What is computed again takes the statistics of the real samples once more."""
+
+    again = True
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(self.a, nn.BatchNorm1d(6), nn.Tanh())
+
+    def hidden(self, x):
+        return checkpoint(self.part, x, use_reentrant=False) if self.again else self.part(x)
 
 
 class WritesToItsInput(Layers):
@@ -153,6 +184,11 @@ class Words(nn.Module):
         return self.head((x.mean(1) if x.ndim == 3 else x).tanh())
 
 
+class CheckpointedWords(Words):
+    def forward(self, x):
+        return self.head(checkpoint(self.table, x, use_reentrant=False).mean(1).tanh())
+
+
 class InPlaceDropout(Layers):
     """As MobileNetV3 ends."""
 
@@ -171,12 +207,22 @@ class Residual(Layers):
         return h
 
 
+class Overwritten(Layers):
+    def hidden(self, x):
+        h = F.silu(self.a(x))
+        h[0] = 1
+        return h
+
+
 TRAINED = {
     "frozen": frozen,
     "whole numbers": Indexed,
     "constant": Tabled,
     "tied": Tied,
+    "repeated": Repeated,
     "checkpointed": Checkpointed,
+    "checkpointed batch-norm": CheckpointedNorm,
+    "checkpointed words": lambda: CheckpointedWords(padding_idx=1),
     "writes to its input": WritesToItsInput,
     "called before": called,
     "pruned": pruned,
@@ -185,13 +231,15 @@ TRAINED = {
     "gradient inside": Differentiating,
     "in-place dropout": InPlaceDropout,
     "in-place sum": Residual,
+    "in-place part": Overwritten,
     "padding": lambda: Words(padding_idx=1),
     "padding from the end": lambda: Words(padding_idx=-2),
     "sparse": lambda: Words(sparse=True),
     "scaled": lambda: Words(scale_grad_by_freq=True, padding_idx=0),
     "sparse bag": lambda: Words(nn.EmbeddingBag, sparse=True, mode="sum"),
 }
-ALONE = ("checkpointed", "hook on an activation", "gradient inside")  # what vmap cannot do
+ALONE = ("checkpointed", "checkpointed batch-norm", "checkpointed words", "hook on an activation", "gradient inside")
+"""What vmap cannot do."""
 
 
 def batches(model):
@@ -231,6 +279,69 @@ def test_gradients_are_those_of_pytorch(kind, zeta):
                 moved.get_parameter(name).data.copy_(v)
             wanted = expected(moved, batch.x[i, :n], batch.y[i, :n], zeta)
             torch.testing.assert_close(found[i], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("zeta", [0.0, 0.3])
+def test_checkpointing_changes_no_bit_of_a_batch_of_one_sample(zeta):
+    torch.manual_seed(0)
+    execution, (batch, _) = OneByOne(CheckpointedNorm(), Classification(), MAN(), "fp64"), batches(None)
+    W, single = flatten(execution.model).double().expand(2, -1), Batch(batch.x[:, :1], batch.y[:, :1])
+    found = execution.gradient(W, single, zeta)
+    CheckpointedNorm.again = False
+    try:
+        expected = execution.gradient(W, single, zeta)
+    finally:
+        CheckpointedNorm.again = True
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+class InPlace(Layers):
+    """Draws in place on an activation, and ends in it."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        h = F.gelu(super().forward(x))
+        self.draw(h)
+        return h
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda h: F.dropout(h, 0.5, True, True),
+        lambda h: F.alpha_dropout(h, training=True, inplace=True),
+        lambda h: F.rrelu(h, training=True, inplace=True),
+        lambda h: h.uniform_(),
+    ],
+)
+@pytest.mark.parametrize("kind", [OneByOne, Vmapped])
+def test_random_numbers_on_a_measured_activation_are_those_on_any(kind, draw):
+    """And the terms are the same in training, in the records and in a traced step."""
+    torch.manual_seed(0)
+    execution, (batch, _) = kind(InPlace(draw), Classification(), MAN(), "fp64"), batches(None)
+    W = flatten(execution.model).double().expand(2, -1).requires_grad_()
+    plain, _, _ = execution.losses(W, batch, penalised=False)
+    measured, terms, _ = execution.losses(W, batch, penalised=True)
+    assert torch.equal(plain, measured)
+    torch.testing.assert_close(execution.penalty_terms(W, batch), dict(zip(execution.terms, terms.mT, strict=True)))
+    (traced,) = trace(lambda w: execution.losses(w, batch, penalised=True)[1:2], [W])(W)
+    torch.testing.assert_close(traced, terms)
+
+
+@pytest.mark.parametrize("kind", [OneByOne, Vmapped])
+def test_a_flattened_activation_drops_in_place(kind):
+    torch.manual_seed(0)
+    parts = nn.Linear(6, 6), nn.Unflatten(1, (2, 3)), nn.SiLU(), nn.Flatten(), nn.Dropout(0.5, inplace=True)
+    execution, (batch, _) = (
+        kind(nn.Sequential(*parts, nn.Linear(6, CLASSES)), Classification(), MAN(), "fp64"),
+        batches(None),
+    )
+    W = flatten(execution.model).double().expand(2, -1)
+    assert torch.equal(execution.losses(W, batch, False)[0], execution.losses(W.requires_grad_(), batch, True)[0])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -283,6 +394,40 @@ def test_what_a_model_is_stored_as_can_be_loaded(kind):
     torch.testing.assert_close(flatten(other), flatten(model) + 1)
     for (name, p), before in zip(other.named_parameters(), model.parameters(), strict=True):
         assert p.requires_grad or torch.equal(p, before), name
+
+
+@pytest.mark.parametrize("execution", [OneByOne, Vmapped])
+def test_a_module_in_several_places_is_left_as_it_was(execution):
+    made = execution(Repeated(), Classification(), MAN())
+    names = dict(made._plain.named_parameters(remove_duplicate=False))
+    W, batch = flatten(made.model).expand(2, -1), batches(None)[0]
+    made.gradient(W, batch._replace(x=batch.x.float()), 0.0)
+    for name, p in made._plain.named_parameters(remove_duplicate=False):
+        assert p is names[name]
+
+
+def test_a_stored_model_is_contiguous_and_its_counters_are_whole():
+    """Frozen, of several names, in whatever order in memory."""
+    model = Repeated()
+    model.frozen = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last).requires_grad_(False)
+    model.register_buffer("table", torch.ones(2, 3, dtype=torch.int64).t())
+    found = OneByOne(model, Classification(), MAN()).state_dict(
+        torch.cat([flatten(model), flatten_buffers(model) + 0.6])
+    )
+    assert all(v.is_contiguous() for v in found.values())
+    assert [found[f"{name}.num_batches_tracked"].item() for name in ("norm", "again")] == [1, 1]
+    assert found["norm.num_batches_tracked"].dtype == found["again.num_batches_tracked"].dtype == torch.int64
+
+
+class Graph(Layers):
+    """A sparse constant."""
+
+    def __init__(self, persistent=True):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(6).to_sparse(), persistent=persistent)
+
+    def hidden(self, x):
+        return super().hidden((self.edges @ x.T).T)
 
 
 class Clamped(Layers):
@@ -363,6 +508,7 @@ REFUSED = {
     "no parameter": (Loose, "Loose's scale requires a gradient; make it an nn.Parameter to train it"),
     "complex": (Complex, "filter is complex; keep its two parts"),
     "a lock": (Locked, r"Locked cannot be copied \(TypeError: cannot pickle '_thread.lock'"),
+    "sparse": (Graph, "edges is sparse, which model.safetensors cannot hold; register it with persistent=False"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "0.weight has no shape yet; call Sequential on a batch first"),
     "hook on a parameter": (hooked, "a.weight has a hook on its gradient, which no client would call"),
     "TorchScript": (lambda: torch.jit.script(nn.Linear(6, 3)), "is or has a TorchScript module"),
@@ -468,6 +614,29 @@ def test_a_model_that_does_not_take_float64_is_compared_in_float32():
     assert trial.ignores_padding()
 
 
+class Large(Layers):
+    """Has not the memory for steps in some precisions."""
+
+    lacking: ClassVar = {torch.float64}
+
+    def hidden(self, x):
+        if x.dtype in self.lacking:
+            raise torch.OutOfMemoryError
+        return super().hidden(x)
+
+
+@pytest.mark.parametrize("lacking", [{torch.float64}, {torch.float64, torch.float32}])
+def test_steps_for_which_memory_does_not_suffice_are_not_compared(lacking, monkeypatch):
+    monkeypatch.setattr(Large, "lacking", lacking)
+    trial = Trial(Large(), Classification(), MAN(), (torch.randn(2, 6), torch.tensor([0, 2])), 1.0, True)
+    assert trial.expected is None or trial.expected.dtype == torch.float32
+    assert (trial.expected is None) == (torch.float32 in lacking)
+    monkeypatch.setattr(Large, "lacking", {torch.float32})
+    assert trial.repeats
+    assert trial.agrees(Vmapped)
+    assert trial.ignores_padding()
+
+
 def test_stacked_attention_changes_no_setting_of_other_threads():
     class Attentive(Layers):
         def hidden(self, x):
@@ -531,6 +700,16 @@ def test_constants_alone_are_brought_where_models_are_evaluated():
     }
 
 
+def test_the_copies_of_a_model_take_the_memory_of_its_frozen_parameters_once():
+    model = frozen()
+    execution = OneByOne(model, Classification(), MAN())
+    copies = execution._plain, execution._tapped, execution._evaluated
+    for name, p in model.named_parameters():
+        (where,) = {each.get_parameter(name).data_ptr() for each in copies}
+        assert (where == p.data_ptr()) == p.requires_grad
+        assert not any(each.get_parameter(name).requires_grad for each in copies)
+
+
 def test_a_copy_shares_nothing():
     model = called()
     other = copy_of(model)
@@ -538,6 +717,14 @@ def test_a_copy_shares_nothing():
     assert other.last.grad_fn is None
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("make", [Repeated, lambda: Graph(persistent=False)])
+def test_runs_of_models_that_could_not_be_trained(make, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32), np.arange(9) % CLASSES
+    keys = {"partition": "iid", "clients": 2, "rounds": 1, "device": "cpu", "batch_size": 3}
+    result = fedman.run(dataset=(x, y, x, y), model=make(), out=tmp_path / "out", **keys)
+    make().load_state_dict(result.models["cloud"])
 
 
 def test_a_gradient_inside_a_model_is_no_tensor_to_train():

@@ -167,7 +167,7 @@ def test_random_numbers_that_cannot_be_replaced_are_told():
 
 
 def test_random_numbers_under_gradient_checkpointing_are_refused():
-    """Their recomputation in the backward pass would not be in a pass any more."""
+    """The recomputation in the backward pass would draw others."""
     x = torch.ones(3, requires_grad=True)
     with TrainingPass(None, None):
         checkpoint(F.relu, x, use_reentrant=False)

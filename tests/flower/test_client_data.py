@@ -26,6 +26,10 @@ def rows(n, seed, classes=3):
     return rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, classes, n)
 
 
+def texts(n, seed):
+    return tuple(np.random.default_rng(seed).integers(0, 9, (2, n, 6)))
+
+
 def pictures(folder, classes, seed=0, size=(8, 8), mode="RGB"):
     """`{class: number}` pictures; their arrays in the order in which they are read."""
     rng = np.random.default_rng(seed)
@@ -39,13 +43,13 @@ def pictures(folder, classes, seed=0, size=(8, 8), mode="RGB"):
     return np.stack(made)
 
 
-def federation(tmp_path, **keys):
+def federation(tmp_path, samples=rows, **keys):
     """A server with a test set and three clients with files of their own."""
-    x, y = rows(30, 9)
+    x, y = samples(30, 9)
     np.savez(tmp_path / "server.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     grid = LocalGrid.of(3, tmp_path / "memory")
     for k, n in enumerate(SIZES):
-        np.savez(tmp_path / f"client{k}.npz", **dict(zip(("x", "y"), rows(n, k), strict=True)))
+        np.savez(tmp_path / f"client{k}.npz", **dict(zip(("x", "y"), samples(n, k), strict=True)))
         grid.nodes[100 + k]["data"] = str(tmp_path / f"client{k}.npz")
     config = resolve({
         "dataset": f"npz:{tmp_path}/server.npz", "clients": 3, "participation": 1, "rounds": 2, "batch_size": 4,
@@ -73,6 +77,13 @@ def test_clients_train_on_their_own_files(tmp_path):
     for _ in range(2):
         machine.round(state, [0, 1, 2])
     assert torch.equal(torch.cat([v.flatten() for v in there.models["cloud"].values()]), state.server["w"])
+
+
+def test_clients_have_texts_of_their_own_and_no_test_set(tmp_path):
+    grid, config, options = federation(tmp_path, texts, task="language-model", model="lstm", rounds=1)
+    (record,) = serve(grid, config, options, out=tmp_path / "out", device="cpu").rounds
+    assert record["refused"] == {}
+    assert np.isfinite(record["loss"])
 
 
 def test_public_data_are_looked_for_in_the_nodes_own_folder(tmp_path, monkeypatch):

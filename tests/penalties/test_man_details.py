@@ -49,6 +49,46 @@ def test_an_activation_counts_as_it_was_before_a_change_in_place(change, grad: b
     torch.testing.assert_close(man.terms(), dict(zip(["tanh#1", "output"], seen, strict=True)))
 
 
+VIEWS = {
+    "through a view": lambda a: a[:, 0].add_(1),
+    "through a part": lambda a: exec("a[:, 0] += 1", {"a": a}),
+    "with a view in use": lambda a: (a.t(), a.add_(1)),
+    "with parts in use": lambda a: (a.chunk(2), a.add_(1)),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_a_change_that_views_would_not_see_is_refused(case) -> None:
+    model = Functional(lambda x: VIEWS[case](x.tanh()))
+    ActivationNorm(model)
+    with pytest.raises(UserError, match=r"^ActivationNorm: an activation is changed in place through a view, or "):
+        model(torch.randn(5, 4, requires_grad=True))
+
+
+def test_a_view_that_is_not_in_use_is_no_matter() -> None:
+    """Nor is one of what was computed from the activation."""
+
+    def forward(x: Tensor) -> Tensor:
+        a = x.tanh()
+        mean = a.view(-1).mean(0, keepdim=True).view(1, 1)
+        return a.add_(mean)
+
+    model, x = Functional(forward), torch.randn(5, 4, requires_grad=True)
+    expected = model(x)
+    ActivationNorm(model)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_model_that_ends_in_dropout_has_its_output_as_a_layer(grad: bool, inplace: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Dropout(0.5, inplace))
+    man = ActivationNorm(model)
+    with torch.set_grad_enabled(grad):
+        model(torch.randn(5, 4))
+    assert list(man.terms()) == ["1", "output"]
+
+
 def test_a_repeated_use_does_not_take_another_layers_name() -> None:
     """With a module named `relu#2`, the second use of `relu` gets another name."""
     model = nn.Sequential()

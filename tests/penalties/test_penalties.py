@@ -258,6 +258,30 @@ def test_padding_is_not_in_the_batch_whose_variance_counts(samples: int) -> None
     assert not (nothing * mean_square_and_variance(padded)(nothing)).any()
 
 
+def test_a_measure_of_the_batch_takes_the_rows_of_a_sample_together():
+    """With weights as without; what does not fit is one line."""
+
+    class Folded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.Tanh()
+
+        def forward(self, x):
+            return self.act(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    model, x = Folded(), torch.randn(4, 3, 5, dtype=torch.float64)
+    man = ActivationNorm(model, {"act": mean_square_and_variance}, output=False)
+    model(x[:3])
+    expected = man()
+    model(x[:3])
+    torch.testing.assert_close(man(torch.full((3,), 1 / 3, dtype=x.dtype)), expected)
+    model(x)
+    torch.testing.assert_close(man(torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=x.dtype)), expected)
+    model(x)
+    with pytest.raises(UserError, match=r"^weight: shape \(5,\) does not fit layer 'act' with 12 samples"):
+        man(torch.ones(5))
+
+
 def test_variants_belong_to_a_model() -> None:
     MAN().check("mlp")
     MAN(man_variant="tiny-code", man_logits=False).check("tiny_cnn")

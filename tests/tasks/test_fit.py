@@ -83,6 +83,17 @@ def test_what_fits(case):
     assert task.outputs(data) == more.get(case, [*model.parameters()][-1].numel())
 
 
+@dataclass(frozen=True)
+class TopTwo(Classification):
+    """Whether the class is among the two largest outputs."""
+
+    title = "top two"
+    headline = "top2"
+
+    def scores(self, output, target):
+        return {"top2": 100.0 * (output.topk(2).indices == target[:, None]).any(-1)}
+
+
 MISFITS = {
     "numbers for classes": (Classification(), ROWS, NUMBERS[:, 0], Linear(4), "targets are float32 of shape ()"),
     "several classes": (Classification(), ROWS, LABELS, Linear(4), "targets are int64 of shape (3,) a sample; class"),
@@ -97,6 +108,9 @@ MISFITS = {
     "rows for text": (LanguageModel(), ROWS, CLASSES, Linear(4), "mine: inputs float32 (12, 5) and targets int64"),
     "a next token alone": (LanguageModel(), IDS, IDS[:, 0], Text(), "mine: inputs int64 (12, 6) and targets int64"),
     "too few tokens": (LanguageModel(), IDS, IDS, Text(outputs=5), "model: gives an output of shape [B, 6, 5]"),
+    "a class without output": (Classification(), ROWS, CLASSES + 2, Linear(4), "y_train has targets 2 to 5, which do"),
+    "a class for a task of one's own": (TopTwo(), ROWS, CLASSES - 1, Linear(4), "has targets -1 to 2, which do not"),
+    "a token without output": (LanguageModel(), IDS, IDS + 9, Text(), "y_train has targets 9 to 15, which do not fit"),
     "an embedding too small": (LanguageModel(), IDS, IDS, Text(tokens=2), "mine: x_train has ids 0 to 6; the model's"),
     "other rows": (Classification(), ROWS, CLASSES, Linear(4, inputs=9), "model: Linear cannot take samples"),
     "a tuple": (Classification(), ROWS, CLASSES, Returns(lambda o: (o, o)), "model: Returns returns tuple for 2"),
@@ -112,6 +126,12 @@ def test_what_does_not_fit(case):
         fit(task, dataset(x, y, 7 if isinstance(task, LanguageModel) else 4), model)
     (line,) = str(error.value).splitlines()
     assert message in line
+
+
+def test_a_class_of_the_test_set_without_an_output():
+    data = Dataset("mine", ROWS, CLASSES, ROWS[:3], np.array([0, 1, 9]), 4, (0.0,), (1.0,))
+    with pytest.raises(UserError, match=r"^mine: y_test has targets 0 to 9, which do not fit outputs \(4,\) a sample"):
+        fit(Classification(), data, Linear(4))
 
 
 @dataclass(frozen=True)
@@ -221,17 +241,6 @@ def test_a_task_of_a_user():
     assert [r["loss"] for r in own.rounds] == [r["loss"] for r in plain.rounds]
     assert own.rounds[-1]["top2"]["all"] >= plain.accuracy
     assert (own.headline, own.summary["headline"]) == (own.rounds[-1]["top2"]["all"], "top2")
-
-
-@dataclass(frozen=True)
-class TopTwo(Classification):
-    """Whether the class is among the two largest outputs."""
-
-    title = "top two"
-    headline = "top2"
-
-    def scores(self, output, target):
-        return {"top2": 100.0 * (output.topk(2).indices == target[:, None]).any(-1)}
 
 
 def test_no_figure_can_have_the_name_of_something_else_in_a_record():

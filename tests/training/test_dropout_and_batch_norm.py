@@ -14,11 +14,13 @@ from torch import nn
 import fedman
 from fedman.aggregation.distances import MultiKrum, NormClip
 from fedman.config import resolve
+from fedman.data import Dataset
 from fedman.execution.one_by_one import OneByOne
 from fedman.models.parameters import batch_norm_entries, flatten, flatten_buffers
 from fedman.runs import experiment
 from fedman.runs.build import on_device
 from fedman.runs.folder import RunFolder
+from fedman.training.check import warn_of_single_samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import OWN
 from fedman.training.settings import BUFFERS
@@ -304,3 +306,18 @@ def test_what_is_told():
         UserWarning, match=r"a batch of one sample, of which the batch-norm layer norm knows no variance"
     ):
         fedman.run(**{**RUN, "rounds": 1, "batch_size": 1, "participation": 0.1, "clients": 100})
+
+
+def test_a_batch_norm_that_is_called_by_name_is_told_too():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(input=x))
+
+    x, y = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32), np.arange(7) % 2
+    own = replace(on_device(Dataset("mine", x, y, x, y, 2), "cpu", False, False), parts=[np.arange(7)])
+    with pytest.warns(UserWarning, match=r"^client 0 has a batch of one sample, of which the batch-norm layer norm"):
+        warn_of_single_samples(Named(), own, 3)

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.stateless import _reparametrize_module
 
 from fedman.algorithms import Fused
 from fedman.errors import UserError
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers
+from fedman.models.parameters import ParameterLayout, copy_of, flatten_buffers, holding, other_names
 from fedman.penalties import Penalty, attach, check_terms
+from fedman.penalties.autograd import unwrapped
 from fedman.tasks import Task
 
 ImageLayout = tuple[int, torch.dtype]
@@ -65,11 +65,11 @@ class Execution(ABC):
         self.model, self.task, self.penalty, self.precision = model, task, penalty, precision
         self.parameters, self.buffers = ParameterLayout.of(model), ParameterLayout.of_buffers(model)
         self._initial_buffers = flatten_buffers(model)
-        self._plain = copy_of(model).requires_grad_(False).train()
-        self._tapped = copy_of(model).requires_grad_(False).train()
-        self._evaluated = _for_evaluation(copy_of(model).requires_grad_(False))
+        shared = _shared_parameters(model)
+        self._plain, self._tapped = copy_of(model, shared).train(), copy_of(model, shared).train()
+        self._evaluated = _for_evaluation(copy_of(model, shared))
         self._terms = attach(penalty, self._tapped)
-        self._tied = _has_tied(model)  # if not, PyTorch need not look for it at every call
+        self._others = other_names(model)
         self._constants: tuple[torch.device, torch.dtype] | None = None  # where and what those of the module are
         self._held: ExitStack | None = None  # until the end of which the module keeps the parameters of a call
         self._writes: dict[nn.Module, bool] = {}  # whether a copy changes its inputs, known after its first call
@@ -148,10 +148,12 @@ class Execution(ABC):
         found: dict[str, Tensor] = {}
         first: dict[int, str] = {}  # names of tensors that may have several
         for name, v in _tensors(self.model):
-            value = trained.get(first.setdefault(id(v), name), v.detach().cpu())
-            whole = name in trained and not v.is_floating_point()
-            if name in kept:
-                found[name] = (value.round().to(v.dtype) if whole else value).clone()
+            known = first.setdefault(id(v), name)
+            value = trained.get(known, v.detach().cpu())
+            whole = known in trained and not v.is_floating_point()
+            if name in kept:  # files hold contiguous tensors alone
+                value = value.round().to(v.dtype) if whole else value
+                found[name] = value.clone(memory_format=torch.contiguous_format)
         return found
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
@@ -167,12 +169,12 @@ class Execution(ABC):
             self._bring_constants(x.device, dtype)
         given = x.clone() if self._writes.get(model, True) else x
         with ExitStack() as stack, self._autocast(x.device):
-            (self._held or stack).enter_context(_reparametrize_module(model, tensors, tie_weights=self._tied))
+            (self._held or stack).enter_context(holding(model, tensors, self._others))
             out = model(given)
             if self.buffers.names:  # a module may have put new ones in their places
                 tensors |= {name: v for name, v in model.named_buffers() if name in tensors}
         if model not in self._writes:
-            self._writes[model] = _unwrapped(given)._version > 0
+            self._writes[model] = unwrapped(given)._version > 0
         if not isinstance(out, Tensor):
             name, got = type(self.model).__name__, type(out).__name__
             raise UserError(f"model: {name} returns {got} in training mode; a tensor is wanted")
@@ -199,20 +201,19 @@ class Execution(ABC):
         if self.buffers.names:
             before = self._initial_buffers.to(w) if batch.buffers is None else batch.buffers
             tensors |= {name: v.clone() for name, v in self.buffers.unflatten(before).items()}
-        if self._special is False:
+        plain: AbstractContextManager[None] = nullcontext()
+        with plain if self._special is False else TrainingPass(batch.key, batch.weight) as forward:
             out = self._call(model, tensors, batch.x)
-        else:
-            with TrainingPass(batch.key, batch.weight) as forward:
-                out = self._call(model, tensors, batch.x)
-            self._special = forward.needed
         y, weight = batch.y, batch.weight
         loss = self.task.mean_loss(out, y) if weight is None else (self.task.loss(out, y) * weight).sum()
         buffers = self.buffers.flatten(tensors).detach() if self.buffers.names else loss.new_empty(0)
-        if not penalised:
-            return loss, loss.new_empty(0), buffers
-        terms = check_terms(self.penalty, self._terms.terms(weight))
-        self.terms = list(terms)
-        return loss, torch.stack(list(terms.values())).to(loss.dtype), buffers
+        terms = check_terms(self.penalty, self._terms.terms(weight)) if penalised else {}
+        self.terms = list(terms) or self.terms
+        if forward is not None:
+            self._special = forward.needed
+            if forward.repeated and self._held is not None:
+                self._held.enter_context(forward)
+        return loss, torch.stack(list(terms.values())).to(loss.dtype) if terms else loss.new_empty(0), buffers
 
 
 def is_large(size: int) -> bool:
@@ -234,6 +235,11 @@ def check_model(model: nn.Module) -> None:
             raise UserError(f"model: {parameter} is complex; keep its two parts and join them by torch.complex")
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise UserError(f"model: {parameter} has a hook on its gradient, which no client would call; remove it")
+    stored = model.state_dict()
+    if sparse := [n for n, v in _tensors(model) if n in stored and v.layout is not torch.strided]:
+        raise UserError(
+            f"model: {sparse[0]} is sparse, which model.safetensors cannot hold; register it with persistent=False"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model: {name} has no parameters to train")
 
@@ -244,24 +250,16 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _unwrapped(v: Tensor) -> Tensor:
-    """What a tensor under vmap consists of."""
-    while torch._C._functorch.is_batchedtensor(v):
-        v = torch._C._functorch.get_unwrapped(v)
-    return v
-
-
 def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
     """The type of a constant beside numbers of the type `like`."""
     return like.to_complex() if dtype.is_complex else like if dtype.is_floating_point else dtype
 
 
-def _has_tied(model: nn.Module) -> bool:
-    """Whether a parameter or a buffer of the module has several names."""
-    return any(
-        len(list(named(remove_duplicate=False))) > len(list(named()))
-        for named in (model.named_parameters, model.named_buffers)
-    )
+def _shared_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """The parameters of all copies of a model, by what they take the place of. Of trained ones, of which every call
+    brings its own, the memory is the model's; frozen ones are copied once."""
+    parameters = {id(p): p.detach() if p.requires_grad else p.detach().clone() for p in model.parameters()}
+    return {key: nn.Parameter(v, requires_grad=False) for key, v in parameters.items()}
 
 
 def _for_evaluation(model: nn.Module) -> nn.Module:

@@ -25,12 +25,13 @@ from torch.overrides import TorchFunctionMode
 
 from fedman.errors import UserError
 from fedman.execution.hashing import mix, positions, shift
+from fedman.penalties.autograd import set_value
 
 SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped entry, before it scales
 
 
 class TrainingPass(TorchFunctionMode):
-    """Active around one forward pass of one model.
+    """Active around one forward pass of one model, and around its backward pass where that repeats a part of it.
 
     `key`: an int64 from which random numbers come; None: zero. `weight` `[B]`: the samples' shares in the batch's mean,
     zero for padding; None: all are real.
@@ -41,6 +42,7 @@ class TrainingPass(TorchFunctionMode):
         self.key, self.weight = key, weight
         self.draws = 0  # random calls so far
         self.needed = False  # whether this pass differs from a plain one
+        self.repeated = False  # whether gradient checkpointing computes a part of it again
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -50,6 +52,7 @@ class TrainingPass(TorchFunctionMode):
             _warn_unseeded(func)
         if func not in _REPLACED:
             return func(*args, **kwargs)
+        self.repeated = self.repeated or _checkpointed()
         return _REPLACED[func](self, *args, **kwargs)
 
     def bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -104,10 +107,10 @@ class TrainingPass(TorchFunctionMode):
         kept = self.kept(shape, p, x.device)
         if floor == 0:
             factor = kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
-            return _in_place(x, x * factor) if inplace else x * factor
+            return set_value(x, x * factor) if inplace else x * factor
         scale = ((floor**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
         dropped = x.where(kept, floor) * scale - floor * scale * p
-        return _in_place(x, dropped) if inplace else dropped
+        return set_value(x, dropped) if inplace else dropped
 
     def attention(
         self,
@@ -139,6 +142,11 @@ class TrainingPass(TorchFunctionMode):
         """`F.multi_head_attention_forward`, whose own calls go through this pass too."""
         with self:
             return attention_body(*args, **kwargs)
+
+    def gradient(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """`torch.autograd.grad`, in which gradient checkpointing calls parts of the model again."""
+        with self:
+            return gradient_body(*args, **kwargs)
 
     def recurrent(self, layer: Callable[..., Any], x: Tensor, *args: Any) -> Any:
         """The layers of an LSTM, GRU or RNN one after the other where there is dropout between them.
@@ -238,7 +246,8 @@ class TrainingPass(TorchFunctionMode):
         if not training:
             return F.rrelu(x, lower, upper, False, inplace)
         slope = self.uniform(x.shape, x.dtype, x.device) * (upper - lower) + lower
-        return x.copy_(x.where(x >= 0, x * slope)) if inplace else x.where(x >= 0, x * slope)
+        value = x.where(x >= 0, x * slope)
+        return set_value(x, value) if inplace else value
 
     def embedding(
         self,
@@ -301,18 +310,18 @@ class TrainingPass(TorchFunctionMode):
         return (self.uniform(x.shape, torch.float64, x.device) < (x if p is None else p)).to(x.dtype)
 
     def bernoulli_(self, x: Tensor, p: Tensor | float = 0.5, **_: Any) -> Tensor:
-        return x.copy_(self.uniform(x.shape, torch.float64, x.device) < p)
+        return set_value(x, (self.uniform(x.shape, torch.float64, x.device) < p).to(x.dtype))
 
     def uniform_(self, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-        return x.copy_(self.uniform(x.shape, x.dtype, x.device) * (high - low) + low)
+        return set_value(x, self.uniform(x.shape, x.dtype, x.device) * (high - low) + low)
 
     def normal_(self, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-        return x.copy_(self.normal(x.shape, x.dtype, x.device) * std + mean)
+        return set_value(x, self.normal(x.shape, x.dtype, x.device) * std + mean)
 
 
 def _body(function: Any) -> Callable[..., Any]:
     """The function without its check for a mode that overrides it: the calls inside it then go through the mode."""
-    seen = {name: v for name, v in vars(F).items() if name != "__name__"} | {
+    seen = {name: v for name, v in function.__globals__.items() if name != "__name__"} | {
         "has_torch_function": lambda tensors: False
     }
     return FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
@@ -320,6 +329,8 @@ def _body(function: Any) -> Callable[..., Any]:
 
 attention_body = _body(F.multi_head_attention_forward)
 """For modes that replace calls inside `F.multi_head_attention_forward`."""
+
+gradient_body = _body(torch.autograd.grad)
 
 
 def _channels(x: Tensor, batched: bool = True) -> tuple[int, ...]:
@@ -340,17 +351,9 @@ def _kind(how: dict[str, Any], like: Tensor | None = None) -> tuple[torch.dtype,
 
 
 def _checkpointed() -> bool:
-    """Whether this call will be repeated by gradient checkpointing, in the backward pass and outside of this one."""
+    """Whether this call will be repeated by gradient checkpointing, in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and "checkpoint" in hooks[0].__qualname__
-
-
-def _in_place(x: Tensor, value: Tensor) -> Tensor:
-    """x with a new value; an activation that a penalty has measured stays, and the value is returned alone."""
-    try:
-        return x.copy_(value)
-    except RuntimeError:
-        return value
 
 
 def _refuse_renorm(max_norm: float | None) -> None:
@@ -383,6 +386,7 @@ _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: TrainingPass.attention,
     F.multi_head_attention_forward: TrainingPass.multi_head_attention,
     **{func: _layer(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    torch.autograd.grad: TrainingPass.gradient,
     F.embedding: TrainingPass.embedding,
     F.embedding_bag: TrainingPass.embedding_bag,
     F.batch_norm: TrainingPass.batch_norm,

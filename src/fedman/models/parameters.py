@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from fedman.errors import UserError, describe
 
@@ -95,15 +97,39 @@ def flatten_buffers(model: nn.Module) -> Tensor:
     return ParameterLayout.of_buffers(model).flatten({name: v.detach() for name, v in model.named_buffers()})
 
 
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of a module, also of one that has been called before.
+def other_names(model: nn.Module) -> dict[str, str]:
+    """Of the parameters and buffers that several modules share: the other names of each, and the one that
+    `named_parameters` gives it. A module in several places is one module, whose tensors have one name."""
+    first: dict[int, str] = {}
+    found = {}
+    for prefix, module in model.named_modules():
+        for named in (module.named_parameters, module.named_buffers):
+            for name, v in named(prefix, recurse=False, remove_duplicate=False):
+                if first.setdefault(id(v), name) != name:
+                    found[name] = first[id(v)]
+    return found
+
+
+def holding(model: nn.Module, tensors: Mapping[str, Tensor], others: Mapping[str, str]) -> AbstractContextManager[None]:
+    """For a while the module has these parameters and buffers, also under their `other_names`.
+
+    PyTorch's own way (`tie_weights`) puts them into a module in several places twice, and leaves them there.
+    """
+    given = dict(tensors) | {other: tensors[name] for other, name in others.items() if name in tensors}
+    return _reparametrize_module(model, given, tie_weights=False)
+
+
+def copy_of(model: nn.Module, shared: Mapping[int, object] | None = None) -> nn.Module:
+    """A copy of a module, also of one that has been called before. `shared`: by id what the copy has in the place of
+    some of the module's objects.
 
     `copy.deepcopy` refuses tensors that autograd computed: activations that a module keeps, weights that a hook
-    computes from others before every call (pruning, the former `weight_norm`). They are copied as values.
+    computes from others before every call (pruning, the former `weight_norm`). They are copied as values where they are
+    attributes of modules; a module that keeps them in a list is refused.
     """
     kept = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor) and not v.is_leaf]
     try:
-        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept})
+        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept} | dict(shared or {}))
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"model: {type(model).__name__} cannot be copied ({describe(error)})") from error
 

@@ -11,6 +11,7 @@ The coefficient g_s stays a tensor, so there is no host synchronisation and a CU
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class ActivationTap(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _, relu, ctx.keep, ctx.entries = inputs
-        ctx.relu = relu is not None
+        ctx.relu, ctx.memory = relu is not None, _memory(output[0])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[0])
         ctx.save_for_forward(output[0])
@@ -102,6 +103,57 @@ class ActivationTap(torch.autograd.Function):
 def transforms_active() -> bool:
     """Whether this runs under vmap, grad or another transform of torch.func; False while torch.compile traces."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def unwrapped(v: Tensor) -> Tensor:
+    """What a tensor under vmap consists of."""
+    while torch._C._functorch.is_batchedtensor(v):
+        v = torch._C._functorch.get_unwrapped(v)
+    return v
+
+
+def tap_of(v: object) -> Any:
+    """The tap whose activation v is, or a view of it: autograd does not let anyone change it in place."""
+    if not isinstance(v, Tensor) or not unwrapped(v)._is_view():
+        return None
+    node: Any = unwrapped(v).grad_fn
+    while node is not None and "ActivationTap" not in type(node).__name__:
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return node if node is not None and getattr(node, "memory", None) == _memory(v) else None
+
+
+def remember(v: object) -> None:
+    """Note v where it is a view of a tap's activation."""
+    if isinstance(v, Tensor) and (node := tap_of(v)) is not None and not is_tapped(v):
+        node.views = [*getattr(node, "views", ()), ref(v)]
+
+
+def is_tapped(v: Tensor) -> bool:
+    """Whether v is the activation that a tap has returned."""
+    return "ActivationTap" in type(unwrapped(v).grad_fn).__name__
+
+
+def has_views(v: Tensor) -> bool:
+    """Whether views of a tap's activation are in use, of those that are remembered."""
+    return any(view() is not None for view in getattr(tap_of(v), "views", ()))
+
+
+def set_value(v: Tensor, value: Tensor) -> Tensor:
+    """v with a new value, also where a tap has measured v: all that refer to v see it, but no view of v does, and
+    autograd keeps the old one."""
+    node = tap_of(v)
+    if node is None:
+        return v.copy_(value)
+    node.views = [view for view in getattr(node, "views", ()) if view() is not v]  # nothing weakly held is swapped
+    torch.utils.swap_tensors(v, value)
+    return v
+
+
+def _memory(v: Tensor) -> int:
+    """Where a tensor lies; views lie there too."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(v):
+        v = torch._C._functorch.get_unwrapped(v)
+    return v.untyped_storage()._cdata
 
 
 def _is_relu(a: Tensor, z: Tensor) -> bool:

@@ -18,7 +18,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import chain, count
 from types import CodeType, FrameType
 from typing import Any
@@ -31,7 +31,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fedman.errors import UserError, nearest
-from fedman.penalties.autograd import tap, transforms_active
+from fedman.penalties.autograd import (
+    has_views,
+    is_tapped,
+    remember,
+    set_value,
+    tap,
+    tap_of,
+    transforms_active,
+)
 from fedman.penalties.recurrent import CELLS, RECURRENT, PackedSequence, by_samples, samples_first
 
 OfBatch = Callable[[Tensor | None], Tensor]
@@ -147,7 +155,8 @@ class _Pass:
 class _FunctionalTaps(TorchFunctionMode):
     """Active while the model runs: taps calls of `F.relu`, `torch.tanh`, `x.sigmoid()`, ... too.
 
-    An activation that is changed in place after it was measured (`a += b`) becomes a new tensor.
+    An activation that is changed in place after it was measured (`a += b`) becomes a new tensor. Views of it would not
+    see that: the change is refused while there are any.
     """
 
     def __init__(self, man: ActivationNorm) -> None:
@@ -155,17 +164,21 @@ class _FunctionalTaps(TorchFunctionMode):
         self.man = man
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, current = kwargs or {}, self.man._running
         try:
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
         except RuntimeError as error:
-            if not _refuses_change(args, error):
+            if "is a view and is being modified inplace" not in str(error) or not args or tap_of(args[0]) is None:
                 raise
-            out = _on_copy(func, args, kwargs or {})
-        name, current = ACTIVATION_FUNCTIONS.get(func), self.man._running
+            out = _on_copy(func, args, kwargs)
+        if not torch.compiler.is_compiling():
+            for v in out if isinstance(out, tuple) else (out,):
+                remember(v)
+        name = ACTIVATION_FUNCTIONS.get(func)
         if current is None or current.muted or self.man._functional is not self:
             return out
-        if not torch.compiler.is_compiling() and args and args[0] is current.last and _writes(func):
-            current.last = None
+        if not torch.compiler.is_dynamo_compiling() and args and args[0] is current.last:
+            current.last = None if _writes(func, args, kwargs) else current.last
         if name is None or not out.is_floating_point():
             return out
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(_frames(CHECKPOINT)):
@@ -199,8 +212,8 @@ class ActivationNorm:
     Under gradient checkpointing (`use_reentrant=False`) the activation of a tapped module is recomputed as usual.
     Functional activations inside a checkpointed part are refused.
 
-    An activation that the model then changes in place (`a += b`) counts as it was before; with `layers`, PyTorch
-    refuses the change.
+    An activation that the model then changes in place (`a += b`, `a[:, 0] = 1`) counts as it was before; with `layers`,
+    PyTorch refuses the change. A change through a view (`a[:, 0] += 1`), or while a view is in use, is refused.
     """
 
     def __init__(
@@ -260,8 +273,7 @@ class ActivationNorm:
             if weight is not None:
                 s = _by_sample(s, weight.shape)
                 if s.shape != weight.shape:
-                    shapes = f"{tuple(weight.shape)} does not fit layer {name!r} with {s.shape[0]} samples"
-                    raise UserError(f"weight: shape {shapes}")
+                    raise _misfit(name, weight, len(s))
             samples.append(s)
         if weight is not None:
             shares = torch.stack(samples) * (weight * weight.shape[0]).to(samples[0].dtype)
@@ -344,23 +356,35 @@ class ActivationNorm:
             return self._running.tap(name, out, z, measure, module=module)
 
 
-def _writes(func: Any) -> bool:
-    """Whether a function changes its first argument."""
+def _writes(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call changes its first argument."""
     name: str = getattr(func, "__name__", "")
-    return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+    if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")):
+        return True
+    place = _inplace(func)
+    return place is not None and bool(args[place] if place < len(args) else kwargs.get("inplace"))
 
 
-def _refuses_change(args: Any, error: RuntimeError) -> bool:
-    """Whether autograd does not let a measured activation be changed in place, or, of `a[0] = 1`, a part of it."""
-    tapped = bool(args) and isinstance(args[0], Tensor) and "ActivationTap" in type(args[0].grad_fn).__name__
-    return "ActivationTap is a view" in str(error) or (tapped and "is a view and is being modified" in str(error))
+@cache
+def _inplace(func: Any) -> int | None:
+    """Which argument of a function is `inplace`."""
+    try:
+        names = list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):  # PyTorch's own, whose names say it
+        return None
+    return names.index("inplace") if "inplace" in names else None
 
 
 def _on_copy(func: Any, args: Any, kwargs: Any) -> Any:
-    """Change a measured activation in place: all that refer to it see the new values, and autograd keeps the old."""
+    """Change a measured activation in place, on a copy that takes its place."""
+    if not is_tapped(args[0]) or has_views(args[0]):
+        raise UserError(
+            "ActivationNorm: an activation is changed in place through a view, or while a view of it is in use, which "
+            "cannot be done once it is measured; let the model change a copy, a = a.clone()"
+        )
     changed = args[0].clone()
     out = func(changed, *args[1:], **kwargs)
-    torch.utils.swap_tensors(args[0], changed)
+    set_value(args[0], changed)
     return args[0] if out is changed else out
 
 
@@ -395,7 +419,7 @@ def _measured(
         found = measure(out)
         if isinstance(found, Tensor):
             return out, _shares(name, out, found)
-        return out, lambda weight: _shares(name, out, found(weight))
+        return out, lambda weight: _shares(name, out, found(_by_row(name, weight, len(out))))
     a, s = _measured(name, out.transpose(0, 1), None, measure, None)
     return a.transpose(0, 1), s
 
@@ -416,6 +440,21 @@ def _by_sample(s: Tensor, shape: torch.Size) -> Tensor:
     """Shares [rows] of an activation as those of samples [B], which have as many rows each, one after the other."""
     folded = len(shape) == 1 and len(s) > shape[0] and len(s) % shape[0] == 0
     return s.unflatten(0, (shape[0], -1)).sum(1) if folded else s
+
+
+def _by_row(name: str, weight: Tensor | None, rows: int) -> Tensor | None:
+    """Weights of samples [B] as those of the rows of an activation, of which each sample has as many, one after the
+    other."""
+    if weight is None or weight.shape == (rows,):
+        return weight
+    if weight.ndim != 1 or rows % len(weight):
+        raise _misfit(name, weight, rows)
+    share = rows // len(weight)
+    return weight.repeat_interleave(share) / share
+
+
+def _misfit(name: str, weight: Tensor, rows: int) -> UserError:
+    return UserError(f"weight: shape {tuple(weight.shape)} does not fit layer {name!r} with {rows} samples")
 
 
 def _added(total: Tensor, s: Tensor) -> Tensor:

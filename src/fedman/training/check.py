@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedman.aggregation import Aggregation
 from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError, describe
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import copy_of
+from fedman.models.parameters import copy_of, holding, other_names
 from fedman.optimizers import LocalOptimizer
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
@@ -56,6 +56,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         )
     task.check(data, tuple(output.shape))
     kind = type(task).__name__
+    _check_targets(task, data, output)
     try:
         found = {"loss": task.loss(output, y), **(scores := dict(task.scores(output, y)))}
         weight = task.weight(y)
@@ -78,22 +79,39 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
         raise UserError(f"task: the headline {task.headline!r} is not one of {kind}'s figures: {', '.join(figures)}")
 
 
+def _check_targets(task: Task, data: Dataset, output: Tensor) -> None:
+    """That there is an output for the smallest and the largest of all classes. In a stack of models a class without one
+    would have no loss, on a GPU it would end the process."""
+    for field, y in (("y_train", data.y_train), ("y_test", data.y_test)):
+        if not y.size or y.dtype.kind not in "iu":
+            continue
+        places = [int(np.unravel_index(i, y.shape)[0]) for i in (y.argmin(), y.argmax())]
+        try:
+            task.loss(output[[0, -1]].cpu(), torch.as_tensor(y[places]))
+        except IndexError as error:
+            raise UserError(
+                f"{data.name}: {field} has targets {y.min()} to {y.max()}, which do not fit outputs {_shape(output)} a "
+                f"sample ({describe(error)})"
+            ) from error
+        except Exception:  # a user's task may raise anything: the trial on its own device says so
+            return
+
+
 def _check_parameters(model: nn.Module, x: Tensor) -> None:
     """That a forward pass computes with the parameters that it is given, and leaves them as they are."""
     name, copied = type(model).__name__, copy_of(model).train()
     given = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters() if p.requires_grad}
     before = [p.detach().clone() for p in given.values()]
-    parameters = list(given.values())
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training gives them again
         try:
-            with TrainingPass(None, None):
-                output = functional_call(copied, dict(given), (x.clone(),))
+            with TrainingPass(None, None), holding(copied, given, other_names(copied)):
+                output = copied(x.clone())
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
             raise UserError(f"model: {name} fails in training mode ({describe(error)})") from error
-    for p, value, parameter in zip(parameters, before, given, strict=True):
+    for p, value, parameter in zip(given.values(), before, given, strict=True):
         if p._version or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
             raise UserError(
                 f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
@@ -130,13 +148,13 @@ def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) 
         return
     played, parameter, found = copy_of(model).eval(), next(model.parameters()), []
 
-    def note_single_value(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if args[0].numel() == args[0].shape[1]:
+    def note_single_value(name: str, module: nn.Module, args: object, out: Tensor) -> None:
+        if out.numel() == out.shape[1]:
             found.append(name)
 
     for name, module in played.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(partial(note_single_value, name))
+            module.register_forward_hook(partial(note_single_value, name))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         played(samples.inputs(samples.x[:1], parameter.dtype).to(parameter.device))
     if found:
@@ -204,17 +222,19 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
         stage = "update"
         done = algorithm.update(server, {key: v.mean(0) for key, v in upload.items()}, 0.5)
         _require_vectors(name, "update returns the vectors", done, server, (2,))
+        for key, v, before in inputs:
+            if not torch.equal(v, before):
+                raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
+        together = _local_work(algorithm, w, server)
+        stage = "step of a client alone"
+        alone = [_local_work(algorithm, row, server) for row in w.split(1)]
+        for what, *rows in zip(together, *alone, strict=True):
+            if not torch.allclose(what, torch.cat(rows), equal_nan=True):
+                raise UserError(f"{name} {MIXED}")
     except UserError:
         raise
     except Exception as error:  # a user's algorithm may raise anything
         raise UserError(f"{name}.{stage} fails ({describe(error)})") from error
-    for key, v, before in inputs:
-        if not torch.equal(v, before):
-            raise UserError(f"{name} writes to its input {key}; a step must return new tensors")
-    together, alone = _local_work(algorithm, w, server), [_local_work(algorithm, row, server) for row in w.split(1)]
-    for what, *rows in zip(together, *alone, strict=True):
-        if not torch.allclose(what, torch.cat(rows), equal_nan=True):
-            raise UserError(f"{name} {MIXED}")
     return algorithm
 
 
