@@ -106,10 +106,10 @@ def measure(clients: int, algorithm: str, options: argparse.Namespace) -> dict[s
                 rounds.append((clock.wall, clock.cpu))
                 if t in (0, options.rounds):  # the first also writes what `--fill` has left behind
                     with clock.running():
-                        checkpoint.save(Path(folder), state, config.flat(), 0.0, records="", computed=[])
+                        checkpoint.save(Path(folder), state, config.flat(), 0.0, records="", computed=[], inputs={})
                     saves.append(clock.wall)
             with clock.running():
-                checkpoint.save(Path(folder), state, config.flat(), 0.0, records="", computed=[])
+                checkpoint.save(Path(folder), state, config.flat(), 0.0, records="", computed=[], inputs={})
             found["unchanged s"] = clock.wall
             with RowFile(file.path, federation.first_row) as again:
                 with clock.running():

@@ -6,7 +6,9 @@ import random
 import re
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import nn
 
@@ -292,6 +294,11 @@ def test_another_module_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fedman.run(**keys, out=tmp_path, progress=stop_after(1))
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 11))
+    with pytest.raises(UserError, match="holds a run with another model of your own"):
+        fedman.run(**{**keys, "model": other}, out=tmp_path, resume=True)
+    path = newest(tmp_path, "json")
+    about = {k: v for k, v in json.loads(path.read_text()).items() if k != "inputs"}  # as earlier versions wrote it
+    path.write_text(json.dumps(about | {"sha256": digest(about)}))
     with pytest.raises(UserError, match=r"from another model; server\.w is not of shape \[715\]"):
         fedman.run(**{**keys, "model": other}, out=tmp_path, resume=True)
 
@@ -319,6 +326,69 @@ def test_a_result_names_all_code_that_computed_its_rounds(tmp_path, monkeypatch,
     assert is_explained(summary) is not changed
     (row,) = results.collect(tmp_path)
     assert row["earlier_sources"] == [first]
+
+
+def classifier(width=5, activation=nn.Tanh):
+    return nn.Sequential(nn.Linear(4, width), activation(), nn.Linear(width, 3))
+
+
+def points(shift=0.0, n=60):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(n, 4)).astype(np.float32) + np.float32(shift), np.arange(n) % 3
+    return x, y, x, y
+
+
+OWN = {"clients": 6, "participation": 0.4, "epochs": 1, "batch_size": 5, "partition": "iid", "checkpoint_seconds": 0.0}
+
+
+@pytest.mark.parametrize("rounds", [3, 5])  # of the run that is there: finished, or to go on
+@pytest.mark.parametrize(
+    ("data", "model", "named"),
+    [
+        (points(1.0), classifier(), "another dataset"),
+        (points(n=57), classifier(), "another dataset"),
+        (points(), classifier(activation=nn.ReLU), "another model"),
+        (points(1.0), classifier(width=6), "another dataset and another model"),
+    ],
+)
+def test_other_data_and_models_of_ones_own_are_refused(tmp_path, rounds, data, model, named):
+    """In a notebook a cell is changed and run again."""
+    with contextlib.suppress(KeyboardInterrupt):
+        fedman.run(**OWN, rounds=rounds, dataset=points(), model=classifier(), out=tmp_path, progress=stop_after(4))
+    before = sorted((path, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file())
+    with pytest.raises(UserError, match=f"holds a run with {named} of your own; give those of the run"):
+        fedman.run(**OWN, rounds=rounds, dataset=data, model=model, out=tmp_path, resume=True)
+    assert sorted((path, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()) == before
+
+
+def test_a_module_may_have_other_weights_when_its_run_goes_on(tmp_path):
+    """Those that clients start from are in the checkpoint."""
+    torch.manual_seed(0)
+    fedman.run(**OWN, rounds=5, dataset=points(), model=classifier(), out=tmp_path / "whole")
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**OWN, rounds=5, dataset=points(), model=classifier(), out=tmp_path / "run", progress=stop_after(2))
+    torch.manual_seed(1)
+    result = fedman.run(**OWN, rounds=5, dataset=points(), model=classifier(), out=tmp_path / "run", resume=True)
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+    assert set(result.summary["inputs"]) == {"dataset", "model"}
+    assert "inputs" not in fedman.run(**{**OWN, "clients": 50}, rounds=1, out=tmp_path / "digits").summary
+
+
+def test_a_file_that_was_rewritten_is_other_data(tmp_path):
+    def write(shift):
+        x, y, *_ = points(shift)
+        np.savez(tmp_path / "d.npz", x=x, y=y)
+
+    keys = {**OWN, "dataset": f"npz:{tmp_path / 'd.npz'}", "model": "mlp", "out": tmp_path / "run"}
+    write(0.0)
+    with pytest.raises(KeyboardInterrupt):
+        fedman.run(**keys, rounds=4, progress=stop_after(2))
+    write(0.5)
+    with pytest.raises(UserError, match="holds a run with another dataset of your own"):
+        fedman.run(**keys, rounds=4, resume=True)
+    write(0.0)
+    fedman.run(**keys, rounds=4, resume=True)
 
 
 def test_a_run_that_goes_on_in_another_precision_says_so(stopped, monkeypatch):

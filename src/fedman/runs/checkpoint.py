@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired
@@ -23,6 +23,7 @@ from fedman.errors import UserError
 from fedman.runs import row_file
 from fedman.runs.atomic import refuse_link, write_json, write_whole, writing
 from fedman.runs.checksums import digest, file_sha256
+from fedman.runs.inputs import Inputs, refuse_other_inputs
 from fedman.runs.records import (
     Computed,
     Count,
@@ -61,6 +62,7 @@ class Description(TypedDict):
     config: Settings
     records: NotRequired[str]  # the checksum of the round's record, and so of all before it; earlier versions: none
     computed: NotRequired[list[Computed]]  # in how many ways the rounds were, the latest last; earlier versions: none
+    inputs: NotRequired[Inputs]
     sha256: str  # the hash of all the above
 
 
@@ -92,7 +94,13 @@ class Timer:
 
 
 def save(
-    folder: Path, state: RunState, settings: Settings, seconds: float, records: str, computed: list[Computed]
+    folder: Path,
+    state: RunState,
+    settings: Settings,
+    seconds: float,
+    records: str,
+    computed: list[Computed],
+    inputs: Inputs,
 ) -> None:
     """Write the state after a finished round, whose record has the checksum `records`."""
     refuse_link(folder)
@@ -114,6 +122,7 @@ def save(
         "config": decisive(settings),
         "records": records,
         "computed": computed,
+        "inputs": inputs,
         "sha256": "",
     }
     write_json(data.with_suffix(".json"), {**about, "sha256": digest(about)})
@@ -153,7 +162,12 @@ def _refuse_changed(path: Path, about: Description, settings: Settings) -> None:
 
 
 def restore(
-    folder: Path, state: RunState, settings: Settings, warn: Callable[[str], object], until: int | None = None
+    folder: Path,
+    state: RunState,
+    settings: Settings,
+    warn: Callable[[str], object],
+    until: int | None = None,
+    inputs: Mapping[str, str] = {},
 ) -> Description | None:
     """Lay the newest sound checkpoint, if there is one, over a fresh `state`: of those up to round `until`, where it is
     given. Newer ones are deleted: the records are about to be those of this one. Only `rounds` may be more than it was.
@@ -168,6 +182,7 @@ def restore(
             continue
         about, tensors = sound
         _refuse_changed(path, about, settings)
+        refuse_other_inputs(path, about.get("inputs", {}), inputs)
         if not {*about["seen"]} <= {*range(len(state.seen))}:
             raise UserError(f"{path}: from another configuration; it names clients beyond the {len(state.seen)}")
         for name, v in _vectors(state).items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -28,6 +28,7 @@ from fedman.execution.transfer import Fetched
 from fedman.runs import checkpoint, row_file
 from fedman.runs.build import Built, build
 from fedman.runs.folder import RunFolder
+from fedman.runs.inputs import Inputs, fingerprints, refuse_other_inputs
 from fedman.runs.records import (
     Computed,
     Divergence,
@@ -72,7 +73,7 @@ def run(
     `data`, `model` and `parts` (the samples of each client) are those that the configuration cannot name. With `out`,
     everything is written there.
     """
-    if out is not None and (done := finished_result(config, out, resume)):
+    if out is not None and (done := finished_result(config, out, resume, fingerprints(data, model) if resume else {})):
         return done
     data = data or load(*config.source)
     (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model, parts)
@@ -109,12 +110,14 @@ def run_stacked(
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         timer = checkpoint.Timer(min(config.checkpoint_seconds for config in configs))
         until = checkpoint.common_round([folder.checkpoint for folder in folders if folder]) if all(folders) else None
+        inputs = fingerprints(data, model) if any(folders) else {}
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
             file = folder.checkpoint / row_file.NAME if folder else None
             rows = federation.rows(stack.enter_context(RowFile(file, federation.first_row)) if file else None)
             rows.require_room(_participants(config), on_disk=config.keep_state)
-            run = Run(config, federation, federation.start(rows), built, folder, resume, say, warn, timer, until)
+            state = federation.start(rows)
+            run = Run(config, federation, state, built, folder, resume, say, warn, timer, until, inputs)
             runs.append(stack.enter_context(run))
         for run in runs if len(runs) > 1 else ():
             if run.state.round == 0:
@@ -145,8 +148,10 @@ class Run:
         warn: Callable[[str], object],
         timer: checkpoint.Timer | None = None,
         until: int | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         self.config, self.federation, self.state, self.built = config, federation, state, built
+        self.inputs = inputs or {}
         self.timer = timer or checkpoint.Timer(config.checkpoint_seconds)
         self.folder, self.progress, self.warn, self.stacked = folder, progress, warn, len(built.federations)
         self.settings = config.flat()
@@ -187,7 +192,7 @@ class Run:
             folder.refuse_used()
         elif folder.finished(self.settings, go_on=True) is not None:
             raise UserError(f"{folder.path}: another process has just finished this run; repeat the command")
-        elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn, until):
+        elif found := checkpoint.restore(folder.checkpoint, self.state, self.settings, warn, until, self.inputs):
             if not folder.is_checked:
                 warn(f"{folder.path}: written by an earlier version, without checksums; its records are not checked")
             elif "records" not in found:
@@ -213,7 +218,7 @@ class Run:
 
     @property
     def _origin(self) -> dict[str, Any]:
-        """What an ending says of the code and the precision."""
+        """What an ending says of the code, the precision and what is the user's own."""
         sources = [each["source"] for each in self.computed]
         earlier = [each for i, each in enumerate(sources) if each not in sources[i + 1 :]][:-1]
         return {
@@ -221,6 +226,7 @@ class Run:
             "version": version(),
             "source": sources[-1],
             **({"earlier_sources": earlier} if earlier else {}),
+            **({"inputs": self.inputs} if self.inputs else {}),
         }
 
     @property
@@ -333,7 +339,8 @@ class Run:
         """Write a checkpoint."""
         if self.folder:
             last = self.folder.sync()
-            checkpoint.save(self.folder.checkpoint, self.state, self.settings, self.spent, last, self.computed)
+            made = self.settings, self.spent, last, self.computed, self.inputs
+            checkpoint.save(self.folder.checkpoint, self.state, *made)
 
     def diverge(self, error: Diverged) -> None:
         """Note why there will be no summary."""
@@ -434,16 +441,18 @@ def _participants(config: Config) -> float:
     return config.clients * (1 - (1 - config.participation) ** config.rounds)
 
 
-def finished_result(config: Config, out: str | Path, resume: bool) -> Result | None:
+def finished_result(config: Config, out: str | Path, resume: bool, inputs: Mapping[str, str] = {}) -> Result | None:
     """The result of a run that is done already; None if there is work left. `Diverged` where it ended so.
 
-    A folder that holds a run is refused, unless to resume it, and one that holds none is refused to resume.
+    A folder that holds a run is refused, unless to resume it, and one that holds none is refused to resume. So is one
+    whose run is of other `inputs`, as far as these are known.
     """
     folder = RunFolder(out)
     folder.refuse_unfit(resume)
     ending = folder.finished(config.flat(), go_on=True)
     if ending is None:
         return None
+    refuse_other_inputs(folder.path, ending.get("inputs", {}), inputs)
     if "diverged" in ending:
         raise Diverged(ending["diverged"])
     return Result(ending, folder.read_rounds(), folder.read_models(), folder.path)

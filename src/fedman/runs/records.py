@@ -127,6 +127,7 @@ class Summary(TypedDict):
     version: str
     source: NotRequired[Source]  # not in files of earlier versions
     earlier_sources: NotRequired[list[Source]]  # of other code, which had computed rounds before the run was resumed
+    inputs: NotRequired[dict[str, str]]  # hashes of data and of a module of the user's own
     torch: str
     stopped: NotRequired[str]  # why a callback or a tracker ended it, and after which round
     round: NotRequired[Count]
@@ -146,6 +147,7 @@ class Divergence(TypedDict):
     version: str
     source: NotRequired[Source]
     earlier_sources: NotRequired[list[Source]]
+    inputs: NotRequired[dict[str, str]]
     curve: NotRequired[Curve]  # in a results file
 
 

@@ -28,7 +28,7 @@ RESERVED = (
     *("extended_from", "refused", "restarted", "attempts", "bytes_down", "bytes_up"),
     *("config", "method", "headline", "lower_is_better", "rounds_to_target", "device", "precision", "execution"),
     *("version", "source", "earlier_sources", "torch", "stacked", "extended", "stopped", "evaluated_on"),
-    *("curve", "diverged"),
+    *("inputs", "curve", "diverged"),
     *("sum", "man"),  # in the lines of files, and in those of earlier versions
 )
 """Names in records and summaries that a figure of a task cannot have."""

@@ -22,6 +22,8 @@ from fedman.training.state import Notes
 HOST = torch.device("cpu")
 LAST = "last"
 """The name of a client's last upload in its row; memories are called `memory.NAME`."""
+START = "clients.start"
+"""The name in a checkpoint of the model that all clients start from: a module given in Python may have others later."""
 SHARE = 0.6  # of the memory that was available at the start: rows take no more where there is another level
 RESERVE = 0.1  # of a device's memory: stays free in any case
 SLABS = 64  # parts that a device's memory is taken in
@@ -96,7 +98,7 @@ class ClientRows:
         changed = sorted(self._unsaved)
         for block in (changed[i : i + BLOCK] for i in range(0, len(changed), BLOCK)):
             self._write(block, {name: self._take(name, block, HOST) for name in self.start})
-        return self.disk.tensors(seen)
+        return {START: self.start[LAST], **self.disk.tensors(seen)}
 
     def notes(self) -> Notes:
         """What a row is made of."""
@@ -105,6 +107,8 @@ class ClientRows:
     def restore(self, seen: Sequence[int], tensors: Mapping[str, Tensor], notes: Notes) -> None:
         assert self.disk is not None
         self.disk.restore(seen, tensors)
+        if START in tensors:  # not in checkpoints of earlier versions
+            self.start[LAST] = tensors[START].to(self.device, copy=True)
 
     def _take(self, name: str, ids: Sequence[int], device: torch.device | None = None) -> Tensor:
         """One vector of these clients, wherever it is, on the device of the model or another."""
