@@ -478,6 +478,36 @@ class Locked(Layers):
         self.lock = threading.Lock()
 
 
+class Unregistered(Layers):
+    """A layer that the module does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = [nn.Linear(6, 6)]
+
+    def hidden(self, x):
+        return self.more[0](super().hidden(x))
+
+
+class CheckpointedFirst(Layers):
+    """Its inputs require no gradient, so that nothing in it gets one."""
+
+    def hidden(self, x):
+        return checkpoint(self.a, x, use_reentrant=True).relu()
+
+
+class Counting(Layers):
+    """A buffer of whole numbers that grows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+
+    def hidden(self, x):
+        self.steps += 1
+        return super().hidden(x)
+
+
 class Auxiliary(Layers):
     """Has a second output in training, as GoogLeNet."""
 
@@ -504,6 +534,11 @@ def all_frozen():
 REFUSED = {
     "clamped": (Clamped, "Clamped's forward pass changes its parameter a.weight; let it compute with a copy"),
     "in a list": (Listed, "Listed reaches its parameter a.weight through a list"),
+    "a layer in a list": (
+        Unregistered,
+        r"Unregistered uses a parameter of shape \((6, 6|6,)\) that is none of its own",
+    ),
+    "reentrant at first": (CheckpointedFirst, "CheckpointedFirst checkpoints a part with use_reentrant=True, which is"),
     "in a function": (Enclosed, r"Enclosed reaches its parameter a\.(weight|bias) through a list, a function"),
     "no parameter": (Loose, "Loose's scale requires a gradient; make it an nn.Parameter to train it"),
     "complex": (Complex, "filter is complex; keep its two parts"),
@@ -535,6 +570,13 @@ def test_what_cannot_be_trained_is_one_line(kind):
     with pytest.raises(UserError, match=rf"^model: .*{message}") as told:
         fedman.run(dataset=(x, y, x, y), model=make(), **keys)
     assert "\n" not in str(told.value)
+
+
+def test_a_counter_that_stays_is_named():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6)).astype(np.float32), np.arange(8) % CLASSES
+    with pytest.warns(UserWarning, match="Counting changes its buffer steps, which is of whole numbers and stays"):
+        fedman.run(dataset=(x, y, x, y), model=Counting(), partition="iid", clients=2, rounds=1, device="cpu")
 
 
 class Averaging(Layers):

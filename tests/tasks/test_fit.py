@@ -243,6 +243,22 @@ def test_a_task_of_a_user():
     assert (own.headline, own.summary["headline"]) == (own.rounds[-1]["top2"]["all"], "top2")
 
 
+def test_a_task_is_tried_in_the_precision_of_the_run():
+    """One with constants in float32 cannot weigh outputs in float64."""
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    own = {"loss": lambda self, o, t: torch.nn.functional.cross_entropy(o, t, weight=weight, reduction="none")}
+    x, y = np.zeros((9, 4), np.float32), np.arange(9) % 3
+    keys = {
+        "dataset": (x, y, x, y),
+        "task": type("Weighted", (Classification,), own)(),
+        "partition": "iid",
+        "clients": 3,
+    }
+    fedman.run(**keys, rounds=1, precision="fp32")
+    with pytest.raises(UserError, match=r"^task: Weighted fails for outputs .*expected scalar type Double"):
+        fedman.run(**keys, rounds=1, precision="fp64")
+
+
 def test_no_figure_can_have_the_name_of_something_else_in_a_record():
     from fedman.runs.records import Divergence, RoundRecord, Summary
     from fedman.training.check import RESERVED

@@ -110,7 +110,7 @@ def build(
     layout = ParameterLayout.of(models[0])
     precision = pick_precision(first.precision, device, is_large(layout.size))
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    check_fit(task, data, models[0], samples)
+    check_fit(task, data, models[0], samples, dtype)
     local = batch_norm_entries(models[0]).to(where) if first.batch_norm == "local" else None
     if local is not None and not local.any():
         raise UserError(f"batch_norm: local, but {type(models[0]).__name__} has no batch-norm layer; use average")

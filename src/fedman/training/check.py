@@ -16,7 +16,7 @@ from fedman.algorithms import Algorithm, Local, State
 from fedman.data.dataset import Dataset
 from fedman.errors import UserError, describe
 from fedman.execution.training_pass import TrainingPass
-from fedman.models.parameters import copy_of, holding, other_names
+from fedman.models.parameters import ParameterLayout, copy_of, holding, other_names
 from fedman.optimizers import LocalOptimizer
 from fedman.tasks import Task
 from fedman.training.attacks import Attack
@@ -36,8 +36,11 @@ RESERVED = (
 MIXED = "gives a client something else among others than alone; norms and sums run over the last axis, nothing is drawn"
 
 
-def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> None:
-    """That the model takes the samples, and the task its output and the targets: tried on up to two samples."""
+def check_fit(
+    task: Task, data: Dataset, model: nn.Module, samples: Samples, dtype: torch.dtype = torch.float32
+) -> None:
+    """That the model takes the samples, and the task its output in numbers of this type and the targets: tried on up to
+    two samples."""
     parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     x = samples.inputs(samples.x[:2], parameter.dtype).to(parameter.device)
     y = samples.y[:2].to(parameter.device)
@@ -55,7 +58,7 @@ def check_fit(task: Task, data: Dataset, model: nn.Module, samples: Samples) -> 
             f"model: {name} returns {_got(output)} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted"
         )
     task.check(data, tuple(output.shape))
-    kind = type(task).__name__
+    kind, output = type(task).__name__, output.to(dtype)
     _check_targets(task, data, output)
     try:
         found = {"loss": task.loss(output, y), **(scores := dict(task.scores(output, y)))}
@@ -102,8 +105,9 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
     name, copied = type(model).__name__, copy_of(model).train()
     given = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters() if p.requires_grad}
     before = [p.detach().clone() for p in given.values()]
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training gives them again
+    constant = {n: v.clone() for n, v in copied.named_buffers() if not (v.is_floating_point() or v.is_complex())}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as told:  # training gives them again
+        warnings.simplefilter("always")
         try:
             with TrainingPass(None, None), holding(copied, given, other_names(copied)):
                 output = copied(x.clone())
@@ -116,16 +120,32 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
             raise UserError(
                 f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
             )
+    if any("None of the inputs have requires_grad=True" in str(warning.message) for warning in told):
+        raise UserError(f"model: {name} checkpoints a part with use_reentrant=True, which is not trained; use False")
     own = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
     loose = {id(v): n for module in copied.modules() for n, v in vars(module).items() if isinstance(v, Tensor)}
-    for leaf in map(id, _leaves(output)):  # those that the forward pass made itself have no name
-        if leaf in own:
+    for leaf in _leaves(output):  # those that the forward pass made itself have no name
+        if id(leaf) in own:
             raise UserError(
-                f"model: {name} reaches its parameter {own[leaf]} through a list, a function or another object; "
+                f"model: {name} reaches its parameter {own[id(leaf)]} through a list, a function or another object; "
                 "use it as an attribute of its module, where clients put their own"
             )
-        if leaf in loose:
-            raise UserError(f"model: {name}'s {loose[leaf]} requires a gradient; make it an nn.Parameter to train it")
+        if id(leaf) in loose:
+            what = loose[id(leaf)]
+            raise UserError(f"model: {name}'s {what} requires a gradient; make it an nn.Parameter to train it")
+        if isinstance(leaf, nn.Parameter):
+            raise UserError(
+                f"model: {name} uses a parameter of shape {tuple(leaf.shape)} that is none of its own, so that nobody "
+                "would train it; keep modules as attributes, several of them in an nn.ModuleList"
+            )
+    trained = ParameterLayout.of_buffers(model).names
+    after = dict(copied.named_buffers())
+    if counted := [n for n, v in constant.items() if n not in trained and not torch.equal(v, after[n])]:
+        warnings.warn(
+            f"model: {name} changes its buffer {counted[0]}, which is of whole numbers and stays as it is from step to "
+            "step; one of floating-point numbers is averaged over clients",
+            stacklevel=2,
+        )
 
 
 def _leaves(output: object) -> Iterator[Tensor]:
