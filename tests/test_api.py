@@ -149,6 +149,14 @@ def test_every_task(task, targets, given, figures):
     assert all(np.isfinite(found.summary[name]["cloud"]) for name in figures)
 
 
+def test_ids_of_bytes_are_ids():
+    """A vocabulary of at most 256 tokens: the model's embedding looks them up as any other whole numbers."""
+    task, model = fedman.LanguageModel(), Recurrent()
+    wide, bytes_ = ((x[:, :-1], x[:, 1:], x[:, :-1], x[:, 1:]) for x in (TOKENS, TOKENS.astype(np.uint8)))
+    found, wanted = (fedman.run(**{**SMALL, "dataset": d, "task": task, "model": model}) for d in (bytes_, wide))
+    assert same(found, wanted)
+
+
 def test_a_partition_as_list_owners_or_function():
     """All say the same, and that is what is trained: with one client's samples alone it is another run."""
     parts = [np.arange(0, 60, 3), np.arange(1, 60, 3), np.arange(2, 60, 3)]

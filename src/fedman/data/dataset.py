@@ -107,7 +107,7 @@ def from_arrays(
     """A user's own data, checked: anything that `np.asarray` takes (also torch tensors on the CPU).
 
     Inputs: uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
-    std per channel ([n, features] is scaled to [0, 1]). Other whole numbers stay whole (int64), all others become
+    std per channel. Other whole numbers, bytes [n, features] among them, stay whole (int64), all others become
     float32; both are used as they are.
 
     Targets: whole numbers [n] are classes from 0; the number of classes is the largest + 1. Whole numbers [n, T] are
@@ -226,8 +226,6 @@ def _whole(field: str, x: np.ndarray) -> np.ndarray:
 
 
 def _pixels(field: str, x: np.ndarray) -> np.ndarray:
-    if x.ndim == 2:
-        return x.astype(np.float32) / 255
     if x.ndim == 3:
         x = x[..., None]
     if x.ndim == 4 and x.shape[3] > 4 >= x.shape[1]:
