@@ -25,6 +25,7 @@ from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Classification, Task
+from fedman.tasks.targets import fitting
 from fedman.training.attacks import ATTACKS, Attack
 from fedman.training.settings import BatchNorm, LrSchedule, Training
 
@@ -110,7 +111,7 @@ class Config(BaseModel):
 
     model: str = Field("", description="model by name, or module:builder [by data set]")
     algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name, or module:Name")
-    task: str = Field("", description="what is learnt, by name or module:Name [by data set]")
+    task: str = Field("", description="what is learnt, by name or module:Name [by data set; of arrays by targets]")
     penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
     aggregation: str = Field(
@@ -250,10 +251,15 @@ def resolve(
     `data` are a user's own, given in Python; `mistakes` are those already found there.
     """
     given = {**(preset.keys if preset else {}), **values}
+    mistakes = list(mistakes)
+    if data is not None and not given.get("task") and given.get("dataset") not in SPECS:
+        task, advice = fitting(data.x_train, data.y_train)
+        given["task"] = task or ""
+        mistakes += [] if task else [f"task: the targets do not say which; {advice}"]
     parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes = [*mistakes, *_unknown_keys(given, config), *wrong]
+    mistakes += [*_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += [f"{key}: is not Unicode text" for key, value in given.items() if _has_surrogates(str(value))]
     mistakes += [*missing, *_check_names(config)]

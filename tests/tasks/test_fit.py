@@ -170,7 +170,7 @@ def test_the_model_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (NUMBERS, "classification", "classification needs a whole number, the class; name another task"),
+        (NUMBERS, "classification", "classification needs a whole number, the class; name task=regression"),
         (CLASSES, "regression", "regression needs floating-point numbers"),
         (CLASSES, "multi-label", r"must be \[n, labels\], each 0 or 1"),
         (CLASSES, "language-model", r"must both be ids \[n, T\]"),
