@@ -1,4 +1,4 @@
-"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, split 80/20 at random, class labels class by class.
+"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, split 80/20 at random, classes one by one.
 
 A file takes the memory of its arrays, which are at most a hundred times its own size or 64 MiB; making samples of them
 takes as much again.
