@@ -174,7 +174,7 @@ def _plain(value: Any) -> Any:
 def _take_apart(kind: str, keys: dict[str, Any]) -> Iterable[str]:
     """Put name and hyper-parameters of the instance `keys[kind]` into `keys`; a line for each mistake."""
     part, registry = keys.pop(kind), PARTS[kind]
-    if isinstance(part, type):
+    if isinstance(part, type) and issubclass(part, registry.base):
         yield f"{kind}: {part.__name__} is a class; give an instance, {part.__name__}(...)"
         return
     try:
