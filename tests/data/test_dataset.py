@@ -151,5 +151,33 @@ def test_torch_tensors_go_in() -> None:
     own = data.from_arrays(x, y, x, y)
     assert own.shape == (1, 4, 4)
     np.testing.assert_array_equal(own.x_train, x.numpy())
-    with pytest.raises(UserError, match=r"custom: x_train is not an array"):
-        data.from_arrays(x.requires_grad_(), y, x, y)
+    for given in (x.clone().requires_grad_(), x.bfloat16()):
+        own = data.from_arrays(given, y, x, y)
+        np.testing.assert_array_equal(own.x_train, given.detach().float().numpy())
+        assert data.from_clients([(given, y)], test=(x, y)).x_train.shape == (6, 1, 4, 4)
+        rows = [(each, 1) for each in given]
+        assert data.as_dataset((Rows(rows), Rows(rows))).x_train.dtype == np.float32
+
+
+class Rows:
+    """A torch Dataset, as far as it is asked."""
+
+    def __init__(self, rows: list) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> object:
+        return self.rows[i]
+
+
+def test_objects_that_are_numbers_go_in() -> None:
+    """As of a table whose columns have several types; others are refused in one line."""
+    x = np.array([[1.5, 2], [3, True], [0.5, 4], [1, 1]], object)
+    own = data.from_arrays(x, Y.astype(object), x, Y.astype(object))
+    np.testing.assert_array_equal(own.x_train, x.astype(np.float32))
+    assert own.y_train.dtype == np.int64
+    for bad in (np.array([[1, "a"]] * 4, object), np.array([[1, None]] * 4), np.array([[1], [1, 2], [3], [4]], object)):
+        with pytest.raises(UserError, match=r"^custom: x_train (has dtype|is not an array of numbers)"):
+            data.from_arrays(bad, Y, bad, Y)

@@ -104,7 +104,7 @@ def from_arrays(
     client_names: Sequence[str] | None = None,
     ids: bool | None = None,
 ) -> Dataset:
-    """A user's own data, checked: anything that `np.asarray` takes (also torch tensors on the CPU).
+    """A user's own data, checked: anything that `np.asarray` takes, and torch tensors.
 
     Inputs: uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
     std per channel. Other whole numbers, bytes [n, features] among them, stay whole (int64), all others become
@@ -167,9 +167,18 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
+def as_numpy(value: Any) -> np.ndarray:
+    """The values as an array: of tensors on any device, detached, bfloat16 as float32; of objects that are numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    array = np.asarray(value)
+    return np.array(array.tolist()) if array.dtype == object else array
+
+
 def _array(field: str, value: Any) -> np.ndarray:
     try:
-        array = np.asarray(value)
+        array = as_numpy(value)
     except Exception as error:  # a user's object may raise anything
         why = one_line(error) or type(error).__name__
         raise UserError(f"{field} is not an array of numbers: {why}") from error
