@@ -449,6 +449,7 @@ BAD = [
     ({"algorithm": fedman.FedProx(), "mu": np.ones(2)}, "mu: array([1., 1.]) is not that of algorithm=FedProx("),
     ({"resume": True}, "resume: name the run's folder with out"),
     ({"out": 3}, "out: 3 is not the path of a folder"),
+    ({"out": ""}, "out: '' is not the path of a folder"),
     ({"progress": "bar"}, "progress: 'bar' is not a function of a record"),
     ({"device": "tpu"}, "device: 'tpu' is not one of auto, cpu, cuda"),
     ({"device": torch.device("cpu")}, "device: \"device(type='cpu')\" is not one of auto, cpu, cuda"),

@@ -190,7 +190,7 @@ def _take_apart(kind: str, keys: dict[str, Any]) -> Iterable[str]:
 
 
 def _wrong_options(out: Any, resume: bool, progress: Any, log: Any) -> Iterable[str]:
-    if out is not None and not isinstance(out, str | Path):
+    if out == "" or not isinstance(out, str | Path | None):
         yield f"out: {shown(out)} is not the path of a folder"
     if resume and out is None:
         yield "resume: name the run's folder with out"

@@ -5,6 +5,7 @@ Training reads plain attributes of `Config` and does not import pydantic.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -74,6 +75,7 @@ OTHER_WORDS = {
 }  # fmt: skip
 """What other libraries call the keys."""
 
+_RANGE = re.compile(r"\d+(-|\.\.)\d+")
 PLAIN_WORDS = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
 
 Positive = Annotated[float, Field(gt=0)]
@@ -333,8 +335,8 @@ def _wanted(message: str, value: object) -> tuple[str, str]:
     wanted = message.removeprefix("Input ").partition(", unable to ")[0]
     for theirs, ours in PLAIN_WORDS.items():
         wanted = wanted.replace(theirs, ours)
-    hint = "; several values are for fedman sweep" if isinstance(value, str) and "," in value else ""
-    return wanted, shown(value) + hint
+    several = isinstance(value, str) and ("," in value or _RANGE.fullmatch(value))
+    return wanted, shown(value) + ("; several values, as 0,1,2, are for fedman sweep" if several else "")
 
 
 def _fill_defaults(config: Config) -> Config:
