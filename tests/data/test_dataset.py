@@ -93,6 +93,12 @@ def test_targets_of_the_user(y: object, stored: type, classes: int) -> None:
     assert (own.y_train.dtype, own.classes, own.x_train.dtype) == (stored, classes, np.int64)
 
 
+def test_labels_from_1_are_told_of_class_0() -> None:
+    x = np.ones((4, 3))
+    with pytest.warns(UserWarning, match=r"^custom: no training sample is of class 0; the classes are 0 to 3$"):
+        assert data.from_arrays(x, [1, 2, 3, 1], x, [1, 2, 3, 1]).classes == 4
+
+
 def test_what_a_task_refuses_is_no_matter_of_the_reader() -> None:
     x = np.ones((4, 3))
     for y in (np.ones(4), np.eye(4, dtype=int)):
@@ -155,7 +161,7 @@ def test_torch_tensors_go_in() -> None:
         own = data.from_arrays(given, y, x, y)
         np.testing.assert_array_equal(own.x_train, given.detach().float().numpy())
         assert data.from_clients([(given, y)], test=(x, y)).x_train.shape == (6, 1, 4, 4)
-        rows = [(each, 1) for each in given]
+        rows = list(zip(given, y, strict=True))
         assert data.as_dataset((Rows(rows), Rows(rows))).x_train.dtype == np.float32
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +148,8 @@ def _classes(name: str, train: np.ndarray, y_train: np.ndarray, test: np.ndarray
     classes = int(max(y_train.max(), y_test.max())) + 1
     if y_train.ndim == 1 and classes < 2:
         raise UserError(f"{name}: every label is 0; at least two classes are needed")
+    if y_train.ndim == 1 and y_train.min() > 0:
+        warnings.warn(f"{name}: no training sample is of class 0; the classes are 0 to {classes - 1}", stacklevel=3)
     if train.dtype == np.int64 and train.shape == y_train.shape:
         classes = max(classes, int(max(train.max(), test.max())) + 1)
         if classes > MAX_CLASSES:
