@@ -149,6 +149,58 @@ def test_every_task(task, targets, given, figures):
     assert all(np.isfinite(found.summary[name]["cloud"]) for name in figures)
 
 
+@pytest.mark.parametrize(
+    ("targets", "given", "task"),
+    [
+        (Y, {}, None),
+        (Z, {}, "regression"),
+        (Z[:, 0], {}, "regression"),
+        ((X > 0).astype(int), {}, "multi-label"),
+        ((X > 0).astype(np.float32), {}, "multi-label"),
+        (TOKENS[:, 1:], {"model": Recurrent()}, "language-model"),
+    ],
+    ids=["classes", "numbers", "a number", "labels", "labels as numbers", "ids"],
+)
+def test_the_task_is_that_of_the_targets(targets, given, task):
+    """Where the user names none; the partition is then one that such targets have."""
+    inputs = TOKENS[:, :-1] if "model" in given else X
+    found = fedman.run(dataset=(inputs, targets, inputs, targets), clients=3, **QUICK, **given).summary["config"]
+    assert found.get("task") == task
+    assert found["partition"] == ("iid" if task else "dir0.3")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "advice"),
+    [
+        (X, np.eye(2, dtype=int)[Y], "give the classes, y.argmax(1), or name task=multi-label"),
+        (X, Y[:, None], "give the classes, y.ravel()"),
+        ((X > 0).astype(int), (X > 0).astype(int), "name task=multi-label or task=language-model"),
+        (X, TOKENS, "name a task of your own"),
+    ],
+    ids=["one-hot", "a column", "two letters or labels", "ids of nothing"],
+)
+def test_targets_that_do_not_say_the_task(inputs, targets, advice):
+    data = (inputs, targets, inputs, targets)
+    assert told(dataset=data, clients=3, **QUICK) == f"task: the targets do not say which; {advice}"
+    assert told(dataset=data, clients=3, task="classification", **QUICK).endswith(f"the class; {advice}")
+
+
+def test_the_task_of_files_is_named_and_then_the_partition_is_right(tmp_path):
+    """What files hold is not known when keys are checked: one line says what to name."""
+    np.savez(tmp_path / "my.npz", x_train=X, y_train=Z, x_test=X, y_test=Z)
+    keys = {"dataset": f"npz:{tmp_path}/my.npz", "clients": 3, **QUICK}
+    assert told(**keys).endswith("classification needs a whole number, the class; name task=regression")
+    assert fedman.run(**keys, task="regression").summary["config"]["partition"] == "iid"
+
+
+def test_ids_of_bytes_are_ids():
+    """A vocabulary of at most 256 tokens: the model's embedding looks them up as any other whole numbers."""
+    task, model = fedman.LanguageModel(), Recurrent()
+    wide, bytes_ = ((x[:, :-1], x[:, 1:], x[:, :-1], x[:, 1:]) for x in (TOKENS, TOKENS.astype(np.uint8)))
+    found, wanted = (fedman.run(**{**SMALL, "dataset": d, "task": task, "model": model}) for d in (bytes_, wide))
+    assert same(found, wanted)
+
+
 def test_a_partition_as_list_owners_or_function():
     """All say the same, and that is what is trained: with one client's samples alone it is another run."""
     parts = [np.arange(0, 60, 3), np.arange(1, 60, 3), np.arange(2, 60, 3)]
@@ -332,6 +384,10 @@ BAD = [
     ({"algorithm": fedman.FedAvg}, "algorithm: FedAvg is a class; give an instance, FedAvg(...)"),
     ({"algorithm": 3}, "algorithm: int is not a subclass of fedman.algorithms.Algorithm"),
     ({"algorithm": fedman.MAN()}, "algorithm: MAN is not a subclass of fedman.algorithms.Algorithm"),
+    ({"optimizer": torch.optim.SGD}, "SGD is not a subclass of fedman.optimizers.LocalOptimizer; did you mean sgd?"),
+    ({"optimizer": torch.optim.Adam(nn.Linear(1, 1).parameters())}, "LocalOptimizer; did you mean adam?"),
+    ({"optimizer": torch.optim.RMSprop}, "optimizer: RMSprop is not a subclass of fedman.optimizers.LocalOptimizer"),
+    ({"algorithm": "fednova"}, "algorithm: no algorithm named 'fednova'; there are fedavg, "),
     ({"optimizer": fedman.FedAvg()}, "optimizer: FedAvg is not a subclass of fedman.optimizers.LocalOptimizer"),
     ({"algorithm": "fedavgg"}, "algorithm: no algorithm named 'fedavgg'; did you mean fedavg?"),
     ({"algorithm": "nowhere.at_all:Mine"}, "nowhere.at_all:Mine cannot be imported (ModuleNotFoundError: No module"),
@@ -357,7 +413,8 @@ BAD = [
     ({"task": ReservedScore()}, "task: a figure cannot be called seconds"),
     ({"task": fedman.Regression()}, "targets are int64; regression needs floating-point numbers"),
     ({"task": fedman.LanguageModel()}, "must both be ids [n, T]"),
-    ({"dataset": NUMBERS}, "classification needs a whole number, the class; name another task"),
+    ({"dataset": NUMBERS, "task": "classification"}, "needs a whole number, the class; name task=regression"),
+    ({"dataset": (X, np.eye(2)[Y]) * 2}, "task: the targets do not say which; give the classes, y.argmax(1), or name"),
     ({"penalty": NoTerms(0.1)}, "penalty: terms of NoTerms are empty; at least one is needed"),
     ({"penalty": NotAttached(0.1)}, "penalty: NotAttached.attach returned None"),
     ({"optimizer": "tests.test_api:NoUpdate"}, "optimizer: tests.test_api:NoUpdate does not define update"),
@@ -392,6 +449,7 @@ BAD = [
     ({"algorithm": fedman.FedProx(), "mu": np.ones(2)}, "mu: array([1., 1.]) is not that of algorithm=FedProx("),
     ({"resume": True}, "resume: name the run's folder with out"),
     ({"out": 3}, "out: 3 is not the path of a folder"),
+    ({"out": ""}, "out: '' is not the path of a folder"),
     ({"progress": "bar"}, "progress: 'bar' is not a function of a record"),
     ({"device": "tpu"}, "device: 'tpu' is not one of auto, cpu, cuda"),
     ({"device": torch.device("cpu")}, "device: \"device(type='cpu')\" is not one of auto, cpu, cuda"),

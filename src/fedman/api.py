@@ -174,7 +174,7 @@ def _plain(value: Any) -> Any:
 def _take_apart(kind: str, keys: dict[str, Any]) -> Iterable[str]:
     """Put name and hyper-parameters of the instance `keys[kind]` into `keys`; a line for each mistake."""
     part, registry = keys.pop(kind), PARTS[kind]
-    if isinstance(part, type):
+    if isinstance(part, type) and issubclass(part, registry.base):
         yield f"{kind}: {part.__name__} is a class; give an instance, {part.__name__}(...)"
         return
     try:
@@ -190,7 +190,7 @@ def _take_apart(kind: str, keys: dict[str, Any]) -> Iterable[str]:
 
 
 def _wrong_options(out: Any, resume: bool, progress: Any, log: Any) -> Iterable[str]:
-    if out is not None and not isinstance(out, str | Path):
+    if out == "" or not isinstance(out, str | Path | None):
         yield f"out: {shown(out)} is not the path of a folder"
     if resume and out is None:
         yield "resume: name the run's folder with out"

@@ -5,6 +5,7 @@ Training reads plain attributes of `Config` and does not import pydantic.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
 from fedman.penalties import PENALTIES, Penalty
 from fedman.tasks import TASKS, Classification, Task
+from fedman.tasks.targets import fitting
 from fedman.training.attacks import ATTACKS, Attack
 from fedman.training.settings import BatchNorm, LrSchedule, Training
 
@@ -73,6 +75,7 @@ OTHER_WORDS = {
 }  # fmt: skip
 """What other libraries call the keys."""
 
+_RANGE = re.compile(r"\d+(-|\.\.)\d+")
 PLAIN_WORDS = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
 
 Positive = Annotated[float, Field(gt=0)]
@@ -110,7 +113,7 @@ class Config(BaseModel):
 
     model: str = Field("", description="model by name, or module:builder [by data set]")
     algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name, or module:Name")
-    task: str = Field("", description="what is learnt, by name or module:Name [by data set]")
+    task: str = Field("", description="what is learnt, by name or module:Name [by data set; of arrays by targets]")
     penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
     aggregation: str = Field(
@@ -250,10 +253,15 @@ def resolve(
     `data` are a user's own, given in Python; `mistakes` are those already found there.
     """
     given = {**(preset.keys if preset else {}), **values}
+    mistakes = list(mistakes)
+    if data is not None and not given.get("task") and given.get("dataset") not in SPECS:
+        task, advice = fitting(data.x_train, data.y_train)
+        given["task"] = task or ""
+        mistakes += [] if task else [f"task: the targets do not say which; {advice}"]
     parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes = [*mistakes, *_unknown_keys(given, config), *wrong]
+    mistakes += [*_unknown_keys(given, config), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += [f"{key}: is not Unicode text" for key, value in given.items() if _has_surrogates(str(value))]
     mistakes += [*missing, *_check_names(config)]
@@ -327,8 +335,8 @@ def _wanted(message: str, value: object) -> tuple[str, str]:
     wanted = message.removeprefix("Input ").partition(", unable to ")[0]
     for theirs, ours in PLAIN_WORDS.items():
         wanted = wanted.replace(theirs, ours)
-    hint = "; several values are for fedman sweep" if isinstance(value, str) and "," in value else ""
-    return wanted, shown(value) + hint
+    several = isinstance(value, str) and ("," in value or _RANGE.fullmatch(value))
+    return wanted, shown(value) + ("; several values, as 0,1,2, are for fedman sweep" if several else "")
 
 
 def _fill_defaults(config: Config) -> Config:

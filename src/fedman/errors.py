@@ -42,16 +42,29 @@ def describe(error: Exception, limit: int = 200) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?', or nothing if no name is similar: a slip, which seldom changes the first letter.
+    """'; did you mean X?', or nothing if no name is similar: one with a slip in three letters, or the whole of a word.
 
-    >>> did_you_mean("mpl", ["mlp"]), did_you_mean("criterion", ["partition"])
-    ('; did you mean mlp?', '')
+    >>> did_you_mean("mpl", ["mlp"]), did_you_mean("cifar", ["cifar10"]), did_you_mean("fednova", ["fedsam", "fedavg"])
+    ('; did you mean mlp?', '; did you mean cifar10?', '')
     """
     word, known = word.lower(), {name.lower(): name for name in names}
     for near in difflib.get_close_matches(word, known, 3, 0.6):
-        if near[:1] == word[:1] or difflib.SequenceMatcher(None, near, word).ratio() > 0.8:
+        if _slips(word, near) <= len(word) / 3 or (len(word) > 3 and near.startswith(word)):
             return f"; did you mean {known[near]}?"
     return ""
+
+
+def _slips(a: str, b: str) -> int:
+    """How many letters must be inserted, deleted, replaced or swapped with the next to make b of a."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a):
+        before, last, row = row, before, [i + 1]
+        for j, other in enumerate(b):
+            row.append(min(before[j + 1] + 1, row[j] + 1, before[j] + (letter != other)))
+            if i and j and (letter, a[i - 1]) == (b[j - 1], other):
+                row[-1] = min(row[-1], last[j - 1] + 1)
+    return row[-1]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

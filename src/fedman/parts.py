@@ -15,7 +15,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
-from fedman.errors import UserError, describe, nearest
+from fedman.errors import UserError, describe, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -79,9 +79,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     def name_of(self, part: Part) -> str:
         """The name under which `registry[name]` finds the class of an instance in this process, which makes an equal
         one of its hyper-parameters."""
+        kind = part if isinstance(part, type) else type(part)
         if not isinstance(part, self.base):
-            raise UserError(f"{self.kind}: {type(part).__name__} is not {self._wanted}")
-        kind = type(part)
+            raise UserError(f"{self.kind}: {kind.__name__} is not {self._wanted}{did_you_mean(kind.__name__, self)}")
         for name, known in self.built_in.items():
             if known is kind:
                 return name

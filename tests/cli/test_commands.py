@@ -11,7 +11,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import fedman
 from fedman.algorithms import ALGORITHMS
 from fedman.cli import commands
 from fedman.cli.commands import main
@@ -30,7 +32,8 @@ BAD_KEYS = [
     (["--rounds", "3"], "--rounds: not an option but a key; write rounds=VALUE"),
     (["--rho=3"], "--rho: not an option but a key; write rho=VALUE"),
     (["lr=fast"], "lr: should be a number, not 'fast'"),
-    (["seed=1,2"], "seed: should be a whole number, not '1,2'; several values are for fedman sweep"),
+    (["seed=1,2"], "seed: should be a whole number, not '1,2'; several values, as 0,1,2, are for fedman sweep"),
+    (["seed=0-4"], "not '0-4'; several values, as 0,1,2, are for fedman sweep"),
     (["algoritm=feddc"], "algoritm: no such key; did you mean algorithm?"),
     (["Zeta=0.1"], "Zeta: no such key; did you mean zeta?"),
     (["learning_rate=0.1"], "learning_rate: no such key; fedman's is lr"),
@@ -250,6 +253,18 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(workplace, tmp_path, capsy
     assert message in refused(capsys, ["run", "--preset", "digits", "--out", "there", "--resume"])
     assert "holds a run of another configuration; lr differ" in refused(capsys, [*words, "lr=0.05", "--resume"])
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"dataset": (np.eye(10), np.arange(10) % 2) * 2}, {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))},
+     {"partition": [range(9), range(9, 20)]}],
+    ids=["arrays", "module", "clients"],
+)  # fmt: skip
+def test_a_run_of_python_objects_is_not_resumed_by_a_command(workplace, capsys, own):
+    fedman.run(**own, **({} if "partition" in own else {"clients": 2}), rounds=1, participation=1.0, out="mine")
+    message = "mine: a run of your own arrays, module or clients; resume it in Python, with resume=True"
+    assert message in refused(capsys, ["run", "--out", "mine", "--resume", "rounds=2"])
 
 
 def test_torch_is_imported_before_a_refused_command_ends(workplace, capsys, monkeypatch):

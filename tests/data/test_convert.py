@@ -185,7 +185,6 @@ BAD = {
     "no target": ((Pairs([(X[0], None)]), pairs()), "sample 0 holds NoneType; wanted are numbers"),
     "another shape": ((Pairs([(X[0], 1), (X[0, :2], 1)]), pairs()), "the input of sample 1 is float32 (2,), that of"),
     "another kind of target": ((Pairs([(X[0], 1), (X[0], 0.5)]), pairs()), "the target of sample 1 is float64 ()"),
-    "a tensor of a graph": ((Pairs([(torch.ones(3, requires_grad=True), 1)]), pairs()), "sample 0 cannot be read"),
     "arrays that fail": ((Fails(), Y, X, Y), "x_train is not an array of numbers: KeyError"),
     "a tensor elsewhere": ((torch.ones(8, 3, device="meta"), Y, X, Y), "x_train is not an array of numbers"),
     "two shapes": ((pairs(), pairs(X[:, :2])), "must hold samples of one kind"),

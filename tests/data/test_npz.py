@@ -40,6 +40,22 @@ def test_npz_whole_is_split_class_by_class_and_always_the_same(tmp_path: Path) -
     np.testing.assert_array_equal(loaded.x_test, data.load(f"npz:{tmp_path}/my.npz").x_test)
 
 
+@pytest.mark.parametrize(
+    "y", [np.linspace(0, 1, 51), np.linspace(0, 1, 102).reshape(51, 2), np.arange(153).reshape(51, 3)]
+)
+def test_npz_whole_without_class_labels_is_split_at_random(tmp_path: Path, y: np.ndarray) -> None:
+    """Numbers, ids: a fifth of all samples, rounded down, with their own targets."""
+    x = np.arange(51)[:, None] * np.ones((1, 3))
+    np.savez(tmp_path / "my.npz", x=x, y=y)
+    loaded = data.load(f"npz:{tmp_path}/my.npz")
+    train, test = (each[:, 0].astype(int) for each in (loaded.x_train, loaded.x_test))
+    assert sorted([*train, *test]) == list(range(51))
+    assert len(test) == 10
+    assert np.diff(test).max() > 1
+    np.testing.assert_array_equal(loaded.y_train, y[train].astype(loaded.y_train.dtype))
+    np.testing.assert_array_equal(loaded.y_test, y[test].astype(loaded.y_test.dtype))
+
+
 # --- bad files --------------------------------------------------------------------------------------------
 
 FILE = "my.npz"
@@ -161,8 +177,10 @@ CASES = {
     "pixels and numbers": ("one kind", npz(x_train=pixels(3, 3, 1), x_test=np.ones((10, 3, 3, 1)))),
     "nine channels": ("uint8 images are", npz(x_train=pixels(9, 9, 9))),
     "five axes": ("uint8 images are", npz(x_train=pixels(3, 3, 3, 3))),
-    "x and y of two lengths": ("not samples with their labels", save(x=X, y=Y[:9])),
-    "x and y too few": ("that a test set needs", save(x=X, y=np.arange(10))),
+    "x and y of two lengths": ("not samples with their targets", save(x=X, y=Y[:9])),
+    "y without an axis": ("not samples with their targets", save(x=X, y=np.int64(1))),
+    "x and y too few": ("no class has the 5 samples that a test set needs", save(x=X, y=np.arange(10))),
+    "x and numbers too few": ("has not the 5 samples that a test set needs", save(x=X[:4], y=X[:4])),
     "x and y empty": ("that a test set needs", save(x=X[:0], y=Y[:0])),
 }
 

@@ -154,7 +154,7 @@ BAD = {
     "a list of mixed things": (lambda: [0, [1], [2]], "not an array of numbers"),
     "a number": (lambda: 3, "is int; wanted is a list of index arrays"),
     "no such module": (lambda: "my_part:halves", "No module named 'my_part'"),
-    "no such function": (lambda: "given_parts:halfs", "given_parts has no halfs; did you mean halves"),
+    "no such function": (lambda: "given_parts:halvs", "given_parts has no halvs; did you mean halves"),
     "a module that fails": (lambda: "broken_module:f", "nowhere_to_be_found"),
     "not a function": (lambda: "given_parts:table", "is dict, not a function of labels, clients and seed"),
     "a function that fails": (lambda: "given_parts:broken", "given_parts:broken: the function raised KeyError"),

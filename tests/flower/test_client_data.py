@@ -1,7 +1,8 @@
 """Clients with data of their own: an .npz, a folder of pictures; what does not fit is refused in one line."""
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,16 @@ def test_the_server_cannot_name_a_file_on_a_client(tmp_path):
         del node["data"]
     with pytest.raises(TooFew, match="data: the run has no public data set; start this node with data=PATH"):
         serve(grid, config, options.model_copy(update={"sizes": None}), out=tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("own", ["", "own.npz"])
+def test_a_file_that_a_hostile_server_names_is_not_read(tmp_path, monkeypatch, own):
+    """Not even to count the clients in it, which the settings of such a data set need."""
+    (tmp_path / "secret.json").write_text("{}")
+    monkeypatch.setattr("fedman.config.natural_clients", lambda source: pytest.fail("read"))
+    settings, kind = json.dumps({"dataset": f"leaf:{tmp_path / 'secret.json'}"}), json.dumps(asdict(ROWS))
+    with pytest.raises(UserError, match="data: the server names a file of this machine, which is not read"):
+        worker._build.__wrapped__(settings, kind, own, "", "cpu")
 
 
 def test_a_node_whose_part_of_a_public_data_set_has_another_size_is_refused(tmp_path, monkeypatch):

@@ -190,7 +190,7 @@ def test_the_model_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (NUMBERS, "classification", "classification needs a whole number, the class; name another task"),
+        (NUMBERS, "classification", "classification needs a whole number, the class; name task=regression"),
         (CLASSES, "regression", "regression needs floating-point numbers"),
         (CLASSES, "multi-label", r"must be \[n, labels\], each 0 or 1"),
         (CLASSES, "language-model", r"must both be ids \[n, T\]"),
@@ -283,3 +283,24 @@ class Positions(torch.nn.Module):
 def test_an_embedding_that_is_not_of_the_input_is_fine():
     small = {"clients": 4, "participation": 0.5, "rounds": 1, "epochs": 1, "device": "cpu"}
     assert fedman.run(model=Positions(), **small).accuracy >= 0
+
+
+class LooksUp(nn.Module):
+    """A table that is no `nn.Embedding`."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.table, self.look, self.out = nn.Parameter(torch.randn(7, 4)), look, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(self.look(self.table, x).mean(1))
+
+
+@pytest.mark.parametrize("look", [lambda w, x: nn.functional.embedding(x, w), lambda w, x: w[x]], ids=["call", "index"])
+def test_ids_that_are_not_known_as_such_get_a_hint(look):
+    arrays = IDS, CLASSES, IDS, CLASSES
+    with pytest.raises(UserError, match=r"say from_arrays\(\.\.\., ids=True\) if they are ids$"):
+        fit(Classification(), fedman.data.from_arrays(*arrays), LooksUp(look))
+    fit(Classification(), fedman.data.from_arrays(*arrays, ids=True), LooksUp(look))
+    with pytest.raises(UserError, match=r"cannot take samples of shape \(5,\) \([^;]*\)$"):
+        fit(Classification(), dataset(ROWS, CLASSES), Linear(4, inputs=3))

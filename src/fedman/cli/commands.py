@@ -93,13 +93,15 @@ def run(
 
     fedman run --preset cifar100-dir0.3 algorithm=feddc zeta=0.15
     """
-    from fedman.config import resolve
+    from fedman.config import CUSTOM, resolve
     from fedman.paper.presets import find_preset
     from fedman.runs.folder import RunFolder
 
     settings = resolve(run_keys(keys, preset, config, out, resume), find_preset(preset))
     out = run_folder(out, settings)
     RunFolder(out).refuse_unfit(resume)  # before data are read
+    if resume and CUSTOM in (settings.dataset, settings.model, settings.partition.partition("-")[0]):
+        raise UserError(f"{out}: a run of your own arrays, module or clients; resume it in Python, with resume=True")
 
     from fedman.cli.progress import run_progress, work_progress
     from fedman.data import load

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedman.data.client_indices import consecutive
 from fedman.data.convert import is_samples, read_samples
-from fedman.data.dataset import Dataset, check_kind, check_samples, from_arrays
+from fedman.data.dataset import Dataset, as_numpy, check_kind, check_samples, from_arrays
 from fedman.errors import UserError
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -57,8 +57,8 @@ def _together(name: str, train: list[Any], own_test: list[Any], test: Any, names
         having = {where for where, *_ in own_test}
         missing = next(where for where, *_ in train if where not in having)
         raise UserError(f"{missing} has no test samples; give each client its own, or test=(x, y)")
-    _check_disjoint([(where, x) for where, x, _ in train])
     x, y, parts = _joined(train, ("x", "y"))
+    _check_disjoint([(where, given) for where, given, _ in train])
     if own_test:
         x_test, y_test, test_parts = _joined(own_test, ("x_test", "y_test"))
         return from_arrays(x, y, x_test, y_test, name, parts=parts, test_parts=test_parts, client_names=names)
@@ -110,15 +110,10 @@ def _check_disjoint(given: list[tuple[str, Any]]) -> None:
     """Refuse clients whose arrays share memory: slices of one array that overlap, or one array given twice."""
     blocks = []
     for where, x in given:
-        array = x if isinstance(x, np.ndarray) else x.numpy() if _on_cpu(x) else None
+        array = x if isinstance(x, np.ndarray) else as_numpy(x) if hasattr(x, "detach") else None
         if array is not None and array.size and array.flags.c_contiguous:
             blocks.append((*np.lib.array_utils.byte_bounds(array), where))
     blocks.sort()
     for (_, end, first), (start, _, second) in pairwise(blocks):
         if start < end:
             raise UserError(f"{second} and {first.split(': ', 1)[1]} overlap: their x are the same memory")
-
-
-def _on_cpu(x: Any) -> bool:
-    """Whether `x` is a tensor that NumPy can look into."""
-    return hasattr(x, "numpy") and str(getattr(x, "device", "")) == "cpu" and not x.requires_grad

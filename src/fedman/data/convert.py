@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedman.data.client_indices import group_by_client
-from fedman.data.dataset import Dataset, from_arrays
+from fedman.data.dataset import Dataset, as_numpy, from_arrays
 from fedman.errors import UserError, describe, nearest, one_line
 
 ACCEPTED = (
@@ -163,7 +163,7 @@ def _array(value: Any) -> np.ndarray:
     """One input or target; pictures become bytes."""
     if hasattr(value, "convert") and hasattr(value, "mode"):  # PIL.Image
         value = value if value.mode in ("L", "RGB", "RGBA") else value.convert("L" if value.mode == "1" else "RGB")
-    array = np.asarray(value)
+    array = as_numpy(value)
     if array.dtype.kind not in "biuf":
         raise UserError(f"holds {type(value).__name__}; wanted are numbers (text must be turned into ids first)")
     return array

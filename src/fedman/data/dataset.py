@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,10 +105,10 @@ def from_arrays(
     client_names: Sequence[str] | None = None,
     ids: bool | None = None,
 ) -> Dataset:
-    """A user's own data, checked: anything that `np.asarray` takes (also torch tensors on the CPU).
+    """A user's own data, checked: anything that `np.asarray` takes, and torch tensors.
 
     Inputs: uint8 means pixels: [n, H, W], [n, H, W, C] or [n, C, H, W], normalised with the training set's mean and
-    std per channel ([n, features] is scaled to [0, 1]). Other whole numbers stay whole (int64), all others become
+    std per channel. Other whole numbers, bytes [n, features] among them, stay whole (int64), all others become
     float32; both are used as they are.
 
     Targets: whole numbers [n] are classes from 0; the number of classes is the largest + 1. Whole numbers [n, T] are
@@ -147,6 +148,8 @@ def _classes(name: str, train: np.ndarray, y_train: np.ndarray, test: np.ndarray
     classes = int(max(y_train.max(), y_test.max())) + 1
     if y_train.ndim == 1 and classes < 2:
         raise UserError(f"{name}: every label is 0; at least two classes are needed")
+    if y_train.ndim == 1 and y_train.min() > 0:
+        warnings.warn(f"{name}: no training sample is of class 0; the classes are 0 to {classes - 1}", stacklevel=3)
     if train.dtype == np.int64 and train.shape == y_train.shape:
         classes = max(classes, int(max(train.max(), test.max())) + 1)
         if classes > MAX_CLASSES:
@@ -167,9 +170,18 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
+def as_numpy(value: Any) -> np.ndarray:
+    """The values as an array: of tensors on any device, detached, bfloat16 as float32; of objects that are numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    array = np.asarray(value)
+    return np.array(array.tolist()) if array.dtype == object else array
+
+
 def _array(field: str, value: Any) -> np.ndarray:
     try:
-        array = np.asarray(value)
+        array = as_numpy(value)
     except Exception as error:  # a user's object may raise anything
         why = one_line(error) or type(error).__name__
         raise UserError(f"{field} is not an array of numbers: {why}") from error
@@ -226,8 +238,6 @@ def _whole(field: str, x: np.ndarray) -> np.ndarray:
 
 
 def _pixels(field: str, x: np.ndarray) -> np.ndarray:
-    if x.ndim == 2:
-        return x.astype(np.float32) / 255
     if x.ndim == 3:
         x = x[..., None]
     if x.ndim == 4 and x.shape[3] > 4 >= x.shape[1]:

@@ -1,4 +1,5 @@
-"""How samples are stored: uint8 arrays hold images with their channels last; all others hold numbers used as they are.
+"""How samples are stored: uint8 arrays of more than two axes hold images, their channels last; all others hold numbers
+used as they are.
 
 The functions take NumPy arrays and torch tensors alike.
 """
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def holds_images(x: np.ndarray | Tensor) -> bool:
-    """Whether samples are images, uint8 [n, H, W, C]."""
-    return str(x.dtype).removeprefix("torch.") == "uint8"
+    """Whether samples are images, uint8 [n, H, W, C]; rows of bytes are whole numbers like any other."""
+    return x.ndim > 2 and str(x.dtype).removeprefix("torch.") == "uint8"
 
 
 def sample_shape(x: np.ndarray | Tensor) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, which are split 80/20 class by class.
+"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, split 80/20 at random, classes one by one.
 
 A file takes the memory of its arrays, which are at most a hundred times its own size or 64 MiB; making samples of them
 takes as much again.
@@ -97,16 +97,20 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.nd
 
 
 def _split(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A random fifth of every class (rounded down) is the test set, always the same for the same file."""
-    if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
-        raise UserError(f"{path}: x of shape {x.shape} and y of shape {y.shape} are not samples with their labels")
+    """A random fifth of every class (rounded down), or of all samples if y holds no class labels, is the test set,
+    always the same for the same file."""
+    if 0 in (x.ndim, y.ndim) or len(x) != len(y):
+        raise UserError(f"{path}: x of shape {x.shape} and y of shape {y.shape} are not samples with their targets")
+    has_classes = y.ndim == 1 and y.dtype.kind != "f"
+    group = y if has_classes else np.zeros(len(y), bool)
     rng = np.random.default_rng(0)
     order = rng.permutation(len(y))
-    order = order[np.argsort(y[order], kind="stable")]
-    _, counts = np.unique(y, return_counts=True)
+    order = order[np.argsort(group[order], kind="stable")]
+    _, counts = np.unique(group, return_counts=True)
     rank = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.arange(0)
     is_test = rank < np.repeat((TEST_SHARE * counts).astype(int), counts)
     train, test = np.sort(order[~is_test]), np.sort(order[is_test])
     if not test.size:
-        raise UserError(f"{path}: no class has the {round(1 / TEST_SHARE)} samples that a test set needs; give x_test")
+        lacking = "no class has" if has_classes else "has not"
+        raise UserError(f"{path}: {lacking} the {round(1 / TEST_SHARE)} samples that a test set needs; give x_test")
     return x[train], y[train], x[test], y[test]

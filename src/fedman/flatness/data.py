@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedman.errors import UserError
 
+PROBE = 64  # samples on which a loss is tried
 Loss = Callable[[Any, Any], Tensor]  # loss(model's output, target): the mean over the samples of a batch
 
 
@@ -60,6 +61,36 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+@torch.no_grad()
+def require_mean(model: Callable[..., Any], loss: Loss, batches: Batches) -> None:
+    """Refuse a loss that depends on how the samples are divided into batches, such as a sum or one with class weights.
+
+    Up to 64 samples of the first batch are compared with their halves, which hold other classes where targets are
+    classes. Of a single batch there is nothing to compare.
+    """
+    if len(batches) < 2:
+        return
+    _, x, y = next(iter(batches))
+    few = torch.arange(0, len(y), -(-len(y) // PROBE), device=y.device)
+    few = few[: len(few) // 2 * 2]
+    if len(few) < 4:
+        return
+    order = few[y[few].argsort(stable=True)] if y.ndim == 1 else few
+    values = []
+    for rows in (order, *order.chunk(2)):
+        inputs, target = map_tensors(lambda t, rows=rows: t[rows], (x, y))  # type: ignore[misc]
+        value = loss(call(model, inputs), target)
+        if not isinstance(value, Tensor) or value.ndim:
+            return  # refused where it is met
+        values.append(float(value))
+    whole, mean = values[0], (values[1] + values[2]) / 2
+    if abs(whole - mean) > max(1e-3 * max(map(abs, values)), 1e-5):
+        raise UserError(
+            f"loss: of {len(order)} samples {whole:.6g}, but the mean of the losses of their halves is {mean:.6g}; the "
+            "mean over samples is needed: no sum, no class weights or ignored targets that a batch is divided by"
+        )
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], item: Any) -> Any:

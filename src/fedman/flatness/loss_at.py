@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
-from fedman.flatness.data import Batches, Loss, call
+from fedman.flatness.data import Batches, Loss, call, require_mean
 from fedman.flatness.operator import check_dtype, scalar, select
 from fedman.models.parameters import copy_of
 
@@ -47,6 +47,8 @@ class LossAt:
         self.device = next(model.parameters()).device
         self.batches = Batches(batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit)
         self.model = copy_of(model).to(dtype).eval().requires_grad_(False)
+        with matmul_precision("fp32"):
+            require_mean(self.model, loss, self.batches)
         self.centre = self.layout.flatten(dict(self.model.named_parameters()))
 
     @property

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.convolution import Convolutions
-from fedman.flatness.data import Batches, Loss, call
+from fedman.flatness.data import Batches, Loss, call, require_mean
 from fedman.models.parameters import ParameterLayout, copy_of
 
 Graph = TypeVar("Graph")
@@ -74,6 +74,8 @@ class Curvature(ABC, Generic[Graph]):
         self.batches = Batches(
             batches, device=self.device, dtype=dtype, batch_size=batch_size, limit=limit, resident=resident
         )
+        with arithmetic(tf32):
+            require_mean(self.model, loss, self.batches)
         self.samples = self.batches.samples  # n
         self.products = 0
         self.tf32 = tf32

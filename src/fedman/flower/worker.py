@@ -90,7 +90,10 @@ def _federation(built: Built, order: Order, own: bool) -> Federation:
 @lru_cache(maxsize=1)
 def _build(settings: str, samples: str, data: str, data_dir: str, device: str) -> Built:
     """What a process keeps between rounds: the samples of the clients here, and what trains one of them."""
-    config, wanted = resolve(json.loads(settings)), SampleKind(**json.loads(samples))
+    given, wanted = json.loads(settings), SampleKind(**json.loads(samples))
+    if SHARED not in os.environ and is_path(str(given.get("dataset"))):  # settings of a path are resolved by reading it
+        raise UserError("data: the server names a file of this machine, which is not read")
+    config = resolve(given)
     found = _own(data, wanted) if data else _public(config, wanted, data_dir)
     parts = [np.arange(len(found.y_train))] if data else None
     return build([config], found, pick_device(device), parts=parts)
@@ -102,9 +105,9 @@ def _own(path: str, wanted: SampleKind) -> Dataset:
 
 
 def _public(config: Config, wanted: SampleKind, data_dir: str) -> Dataset:
-    """The run's data set as it lies on this machine; the server cannot name a file here."""
+    """The run's data set as it lies on this machine."""
     name = os.environ.get(SHARED, config.dataset)
-    if SHARED not in os.environ and (name == CUSTOM or is_path(name)):
+    if name == CUSTOM:
         raise UserError("data: the run has no public data set; start this node with data=PATH, its own samples")
     data = load(name, data_dir or None)
     if (data.shape, data.classes, holds_images(data.x_train)) != (wanted.shape, wanted.classes, wanted.images):

@@ -94,16 +94,10 @@ def build(
     `whole_run`: all rounds are to be played in this process, so that compiling can pay.
     """
     first, where = configs[0], torch.device(device)
-    task = first.make_task()
-    split = [
-        parts
-        if parts is not None
-        else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
-        for c in configs
-    ]
+    task, held = first.make_task(), None
     if first.validation:
         held = validation.held_out(data.y_train, first.validation, first.partition_seed)
-        data, split = validation.in_place_of_test(data, held), [validation.without(each, held) for each in split]
+        data = validation.in_place_of_test(data, held)
     models = [model if model is not None else initial_model(c.model, data, task, c.seed) for c in configs]
     check_model(models[0])
     samples = on_device(data, device, data.augment if first.augment is None else first.augment, takes_ids(models[0]))
@@ -111,6 +105,14 @@ def build(
     precision = pick_precision(first.precision, device, is_large(layout.size))
     dtype = torch.float64 if precision == "fp64" else torch.float32
     check_fit(task, data, models[0], samples, dtype)
+    split = [
+        parts
+        if parts is not None
+        else partition.clients_of(data, c.partition, c.clients, seed=c.partition_seed, sigma=c.unbalanced)
+        for c in configs
+    ]
+    if held is not None:
+        split = [validation.without(each, held) for each in split]
     local = batch_norm_entries(models[0]).to(where) if first.batch_norm == "local" else None
     if local is not None and not local.any():
         raise UserError(f"batch_norm: local, but {type(models[0]).__name__} has no batch-norm layer; use average")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedman.errors import UserError
 from fedman.tasks.base import Task, format_outputs
+from fedman.tasks.targets import fitting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +37,21 @@ class Classification(Task):
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         return {"accuracy": 100.0 * (output.argmax(-1) == target)}
 
+    def outputs(self, data: Dataset) -> int:
+        _require_classes(data)
+        return data.classes
+
     def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
-        if data.y_train.ndim != 1 or data.y_train.dtype.kind not in "iu":
-            raise UserError(
-                f"{data.name}: targets are {data.y_train.dtype} of shape {data.y_train.shape[1:]} a sample; "
-                "classification needs a whole number, the class; name another task"
-            )
+        _require_classes(data)
         if len(output_shape) != 2 or output_shape[1] < data.classes:
             raise UserError(f"model: gives {format_outputs(output_shape)}; {data.classes} classes need {data.classes}")
+
+
+def _require_classes(data: Dataset) -> None:
+    """Refuse targets that are no classes, and say what to do."""
+    y = data.y_train
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise UserError(
+            f"{data.name}: targets are {y.dtype} of shape {y.shape[1:]} a sample; classification needs a whole number, "
+            f"the class; {fitting(data.x_train, y).advice}"
+        )

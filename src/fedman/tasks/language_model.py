@@ -56,6 +56,6 @@ class LanguageModel(Task):
             )
         if len(output_shape) != 3 or output_shape[1] != x.shape[1] or output_shape[2] < data.classes:
             given, wanted = ", ".join(map(str, output_shape[1:])), f"[B, {x.shape[1]}, V], V at least {data.classes}"
-            raise UserError(f"model: gives an output of shape [B, {given}]; wanted is {wanted}")
+            raise UserError(f"model: gives an output of shape [B, {given}]; wanted is {wanted}, as of model=lstm")
         if data.y_test.size and (data.y_test == PADDING).all():
             raise UserError(f"{data.name}: all targets of the test set are {PADDING}; none of its positions counts")

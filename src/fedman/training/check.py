@@ -52,7 +52,13 @@ def check_fit(
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
-            raise UserError(f"model: {name} cannot take samples of shape {_shape(x)} ({describe(error)})") from error
+            whole = samples.x.is_floating_point() and data.x_train.dtype.kind in "iu"
+            hint = (
+                "; it is given whole numbers as float; say from_arrays(..., ids=True) if they are ids" if whole else ""
+            )
+            raise UserError(
+                f"model: {name} cannot take samples of shape {_shape(x)} ({describe(error)}){hint}"
+            ) from error
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
         raise UserError(
             f"model: {name} returns {_got(output)} for {len(x)} samples; a tensor [{len(x)}, ...] is wanted"
