@@ -152,6 +152,7 @@ def run(
         device=device,
         progress=progress,
         warn=lambda message: warnings.warn(message, stacklevel=3),
+        own_data=not isinstance(dataset, str | None),
     )
 
 

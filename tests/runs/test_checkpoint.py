@@ -5,6 +5,7 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fedman.runs.folder import RunFolder
 from fedman.runs.records import is_explained
 from fedman.runs.row_file import RowFile
 from fedman.training.client_rows import ClientRows
+from tests.cli.command_line import main_ok, refused
 
 KEYS = {
     "model": "mlp", "clients": 8, "participation": 0.4, "rounds": 5, "epochs": 1, "batch_size": 20,
@@ -375,6 +377,75 @@ def test_a_module_may_have_other_weights_when_its_run_goes_on(tmp_path):
     assert "inputs" not in fedman.run(**{**OWN, "clients": 50}, rounds=1, out=tmp_path / "digits").summary
 
 
+class Constant(nn.Module):
+    """A frozen layer, an order of the inputs, a mask that is not stored."""
+
+    def __init__(self, changed=""):
+        super().__init__()
+        self.o, self.f = nn.Linear(5, 3), nn.Linear(4, 5).requires_grad_(False)
+        self.register_buffer("order", torch.arange(4))
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bfloat16), persistent=False)
+        constant = {"f": self.f.weight, "order": self.order, "mask": self.mask}
+        if changed:
+            constant[changed].mul_(2)
+
+    def forward(self, x):
+        return self.o(self.f(x[:, self.order % 4] * self.mask).tanh())
+
+
+@pytest.mark.parametrize("changed", ["f", "order", "mask"])
+def test_what_is_constant_in_a_module_is_the_same_when_its_run_goes_on(tmp_path, changed):
+    def play(model_of="", **keys):
+        torch.manual_seed(0)
+        return fedman.run(**OWN, rounds=3, dataset=points(), model=Constant(model_of), out=tmp_path, **keys)
+
+    with pytest.raises(KeyboardInterrupt):
+        play(progress=stop_after(2))
+    with pytest.raises(UserError, match="holds a run with another model of your own"):
+        play(changed, resume=True)
+    play(resume=True)
+
+
+def test_a_lazy_module_is_one_line_when_a_run_goes_on_too(tmp_path):
+    fedman.run(**OWN, rounds=1, dataset=points(), model=classifier(), out=tmp_path)
+    with pytest.raises(UserError, match=r"0\.weight has no shape yet"):
+        fedman.run(**OWN, rounds=1, dataset=points(), model=nn.Sequential(nn.LazyLinear(3)), out=tmp_path, resume=True)
+
+
+def test_a_part_of_a_known_data_set_is_data_of_ones_own(tmp_path):
+    whole = fedman.data.load("digits")
+    first, second = (
+        replace(whole, x_train=whole.x_train[at], y_train=whole.y_train[at]) for at in (slice(700), slice(700, 1400))
+    )
+    fedman.run(**OWN, rounds=1, dataset=first, model="mlp", out=tmp_path)
+    fedman.run(**OWN, rounds=2, dataset=first, model="mlp", out=tmp_path, resume=True)
+    with pytest.raises(UserError, match="holds a run with another dataset of your own"):
+        fedman.run(**OWN, rounds=3, dataset=second, model="mlp", out=tmp_path, resume=True)
+
+
+def test_rounds_of_an_earlier_version_are_of_unknown_code(stopped):
+    """Its checkpoints did not say which."""
+    path = newest(stopped, "json")
+    about = {k: v for k, v in json.loads(path.read_text()).items() if k != "computed"} | {"version": "0.0.9"}
+    path.write_text(json.dumps(about | {"sha256": digest(about)}))
+    resumed(stopped)
+    summary = RunFolder(stopped).ending()
+    assert summary["earlier_sources"] == [{"unknown": "fedman 0.0.9 did not say"}]
+    assert not is_explained(summary)
+
+
+def test_a_sweep_does_not_mix_data_sets_under_one_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "dataset=npz:d.npz", "model=mlp", "clients=6", "rounds=1", "epochs=1", "--out", "runs"]
+    for shift in (0.0, 1.0):
+        np.savez(tmp_path / "d.npz", **dict(zip(("x", "y"), points(shift), strict=False)))
+        if not shift:
+            main_ok([*words, "seed=0,1"])
+            capsys.readouterr()
+    assert "seed0: holds a run with another dataset of your own" in refused(capsys, [*words, "seed=0,1,2"])
+    assert not (tmp_path / "runs/seed2").exists()
+
+
 def test_a_file_that_was_rewritten_is_other_data(tmp_path):
     def write(shift):
         x, y, *_ = points(shift)
@@ -389,6 +460,9 @@ def test_a_file_that_was_rewritten_is_other_data(tmp_path):
         fedman.run(**keys, rounds=4, resume=True)
     write(0.0)
     fedman.run(**keys, rounds=4, resume=True)
+    write(0.5)
+    with pytest.raises(UserError, match="holds a run with another dataset of your own"):
+        fedman.run(**keys, rounds=4, resume=True)
 
 
 def test_a_run_that_goes_on_in_another_precision_says_so(stopped, monkeypatch):

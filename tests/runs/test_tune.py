@@ -2,7 +2,7 @@
 
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -285,7 +285,7 @@ def test_two_processes_may_play_parts_of_a_tuning(tmp_path):
     with ThreadPoolExecutor() as pool:
         with locked(tmp_path):
             waiting = [pool.submit(tune.write, plan, tmp_path) for plan in plans]
-            assert not any(each.done() for each in waiting)
+            assert not wait(waiting, timeout=0.5).done
             assert not (tmp_path / "tune.json").exists()
         for each in waiting:
             each.result()

@@ -65,6 +65,7 @@ def test_what_pip_has_installed_within_another_checkout(checkout, monkeypatch):
         folder.mkdir(parents=True)
     (installed / "__init__.py").touch()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fedman\nVersion: 1.2.3\n")
+    (about / "RECORD").touch()
     monkeypatch.syspath_prepend(str(installed.parent))
     monkeypatch.setattr(version, "ROOT", installed)
     assert source() == {"release": "1.2.3"}
@@ -77,6 +78,22 @@ def test_what_pip_has_installed_within_another_checkout(checkout, monkeypatch):
     copied.mkdir(parents=True)
     monkeypatch.setattr(version, "ROOT", copied)  # not the package that is installed
     assert source() == {"unknown": "neither a checkout nor installed"}
+
+
+def test_notes_beside_a_checkout_are_not_those_of_a_release(tmp_path, checkout, monkeypatch):
+    """`pip install -e` leaves them in `src`; a copy of it without git has them too."""
+    about = checkout.parent / "fedman.egg-info"
+    about.mkdir()
+    (about / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: fedman\nVersion: 1.2.3\n")
+    package = checkout.rename(checkout.with_name("fedman"))
+    git(package.parent, "add", "fedman")
+    git(package.parent, "commit", "-qam", "moved")
+    monkeypatch.setattr(version, "ROOT", package)
+    monkeypatch.syspath_prepend(str(package.parent))
+    (package / "__init__.py").write_text("x = 1\n")
+    assert source() == {"commit": git(package, "rev-parse", "HEAD"), "changed": True}
+    shutil.rmtree(package.parent / ".git")
+    assert "unknown" in source()
 
 
 def test_an_archive_names_its_commit_and_a_missing_git_is_said(checkout, monkeypatch):

@@ -365,6 +365,7 @@ def play_cells(
 
     with work_progress() as reading:
         samples = {source: load(*source, reading) for source in {grid[i].config.source for i in left}}
+    sweep.refuse_other_data(grid, out, samples)
     work = {i: (grid[i].name, grid[i].config.rounds, grid[i].cost) for i in left}
     with say_how_to_resume(" the same command"), sweep_progress(work, len(grid)) as progress:
         sweep.run([grid[i] for i in left], samples, out, device, progress, print_message, workers)

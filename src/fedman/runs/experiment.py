@@ -20,7 +20,7 @@ from torch import nn
 
 from fedman.backends.base import Backend
 from fedman.config import Config
-from fedman.data import Dataset, load
+from fedman.data import Dataset, is_path, load
 from fedman.errors import Diverged, Interrupted, StopRun, UserError, describe
 from fedman.execution.device import determinism, device_name, matmul_precision, pick_device
 from fedman.execution.executor import Stopped
@@ -36,6 +36,7 @@ from fedman.runs.records import (
     Headline,
     Progress,
     RoundRecord,
+    Source,
     Summary,
     evaluated_on,
     figure,
@@ -67,16 +68,20 @@ def run(
     device: str = "auto",
     progress: Progress = lambda record: None,
     warn: Callable[[str], object] = lambda message: None,
+    own_data: bool = False,
 ) -> Result:
     """Run a configuration to its end, or from its last checkpoint to its end.
 
-    `data`, `model` and `parts` (the samples of each client) are those that the configuration cannot name. With `out`,
-    everything is written there.
+    `data`, `model` and `parts` (the samples of each client) are those that the configuration cannot name; of `own_data`
+    it may have a name, but the samples are others. With `out`, everything is written there.
     """
-    if out is not None and (done := finished_result(config, out, resume, fingerprints(data, model) if resume else {})):
+    if resume and data is None and is_path(config.dataset):
+        data = load(*config.source)
+    inputs = fingerprints(data, model, own_data) if resume else {}
+    if out is not None and (done := finished_result(config, out, resume, inputs)):
         return done
     data = data or load(*config.source)
-    (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model, parts)
+    (result,) = run_stacked([config], data, [out], resume, device, [progress], warn, model, parts, own_data)
     if isinstance(result, Diverged):
         raise result
     return result
@@ -92,6 +97,7 @@ def run_stacked(
     warn: Callable[[str], object],
     model: nn.Module | None = None,
     parts: Sequence[np.ndarray] | None = None,
+    own_data: bool = False,
 ) -> list[Result | Diverged]:
     """Several runs side by side, their clients stacked into one chunk: those with one `stack_key`."""
     device = pick_device(device)
@@ -110,7 +116,7 @@ def run_stacked(
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         timer = checkpoint.Timer(min(config.checkpoint_seconds for config in configs))
         until = checkpoint.common_round([folder.checkpoint for folder in folders if folder]) if all(folders) else None
-        inputs = fingerprints(data, model) if any(folders) else {}
+        inputs = fingerprints(data, model, own_data) if any(folders) else {}
         runs = []
         for config, federation, folder, say in zip(configs, built.federations, folders, progress, strict=True):
             file = folder.checkpoint / row_file.NAME if folder else None
@@ -198,7 +204,9 @@ class Run:
             elif "records" not in found:
                 warn(f"{folder.path}: an earlier version's checkpoint; whether the records belong to it is not checked")
             last = found.get("records")
-            self._go_on(found.get("computed", []), folder)
+            unknown: Source = {"unknown": f"fedman {found['version']} did not say"}
+            by_earlier: Computed = {"source": unknown, "precision": self.computed[0]["precision"]}
+            self._go_on(found.get("computed", [] if found["version"] == version() else [by_earlier]), folder)
             self.before, rounds = found["seconds"], int(found["config"]["rounds"])
             self.extended_from = rounds if rounds < self.config.rounds else None
         self.trackers = open_trackers(self.config.log, folder.path, self.settings, self.state.round)

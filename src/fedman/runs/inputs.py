@@ -7,25 +7,34 @@ import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedman.data import SPECS, Dataset
 from fedman.errors import UserError
+from fedman.execution.base import check_model
 from fedman.models.parameters import ParameterLayout
 
 Inputs = dict[str, str]
 """Hashes by key: of "dataset" all samples and who holds them, of "model" the architecture."""
 
 
-def fingerprints(data: Dataset | None, model: nn.Module | None) -> Inputs:
-    """Those of data that are not fedman's own, and of a module."""
+def fingerprints(data: Dataset | None, model: nn.Module | None, given: bool = False) -> Inputs:
+    """Those of data that are not fedman's own, or were `given` in Python under whatever name, and of a module. Weights
+    that are trained may be others; what is constant may not."""
     found = {}
-    if data is not None and data.name not in SPECS:
+    if data is not None and (given or data.name not in SPECS):
         arrays = data.x_train, data.y_train, data.x_test, data.y_test, *(data.parts or ()), *(data.test_parts or ())
-        found["dataset"] = _digest(part for a in arrays for part in (f"{a.dtype}{a.shape}".encode(), _bytes(a)))
+        found["dataset"] = _digest(f"{data.classes} {data.mean} {data.std} {data.ids}", arrays)
     if model is not None:
-        layout, parts = ParameterLayout.of(model), re.sub(r" at 0x[0-9a-f]+", "", repr(model))
-        found["model"] = _digest([f"{type(model).__qualname__} {parts} {layout.names} {layout.shapes}".encode()])
+        check_model(model)
+        model = getattr(model, "_orig_mod", model)  # torch.compile's
+        changes = {*ParameterLayout.of(model).names, *ParameterLayout.of_buffers(model).names}
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        text = f"{type(model).__qualname__} {re.sub(r' at 0x[0-9a-f]+', '', repr(model))}"
+        text += "".join(f" {name} {tuple(v.shape)}" for name, v in named.items())
+        constant = (v.detach().cpu().to_dense().flatten() for name, v in named.items() if name not in changes)
+        found["model"] = _digest(text, (v.view(torch.uint8).numpy() for v in constant))
     return found
 
 
@@ -38,12 +47,9 @@ def refuse_other_inputs(where: object, before: Mapping[str, str], now: Mapping[s
         )
 
 
-def _bytes(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _digest(parts: Iterable[bytes | memoryview]) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
+def _digest(text: str, arrays: Iterable[np.ndarray]) -> str:
+    found = hashlib.sha256(text.encode())
+    for array in arrays:
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()[:12]

@@ -20,6 +20,7 @@ from fedman.penalties import PENALTIES
 from fedman.runs.build import initial_model, stack_key
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
+from fedman.runs.inputs import fingerprints, refuse_other_inputs
 from fedman.runs.ray_cluster import RayCluster
 from fedman.runs.records import Ending, Headline, Progress, ResultRow, evaluated_on, headline, is_explained
 from fedman.runs.results import identity, settings_identity
@@ -35,6 +36,15 @@ def unfinished(grid: list[Cell], out: Path, elsewhere: Mapping[str, Ending] = {}
     """The numbers of the runs that are neither finished here nor elsewhere."""
     ended = [RunFolder(out / cell.name).finished(cell.config.flat()) for cell in grid]
     return [i for i, cell in enumerate(grid) if ended[i] is None and cell.name not in elsewhere]
+
+
+def refuse_other_data(grid: Sequence[Cell], out: Path, data: Mapping[tuple[str, str | None], Dataset]) -> None:
+    """Refuse to add runs to those that are here if a file of the user's own has been written anew."""
+    now = {source: fingerprints(found, None) for source, found in data.items()}
+    for cell in grid:
+        folder = RunFolder(out / cell.name)
+        if now.get(cell.config.source) and (ending := folder.ending()) is not None:
+            refuse_other_inputs(folder.path, ending.get("inputs", {}), now[cell.config.source])
 
 
 def recorded(grid: list[Cell], rows: Sequence[ResultRow]) -> dict[str, Ending]:

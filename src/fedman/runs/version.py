@@ -40,14 +40,12 @@ def source() -> Source:
     archived = ARCHIVED.read_text(encoding="ascii").strip() if ARCHIVED.exists() else ""
     if re.fullmatch(r"[0-9a-f]{40,64}", archived):
         return {"commit": archived}
-    if (installed := _installed()) is not None:
-        return installed
     try:
         if _git("ls-files", "--error-unmatch", "__init__.py") is None:  # no checkout, or one of something else
-            return {"unknown": "neither a checkout nor installed"}
+            return _installed() or {"unknown": "neither a checkout nor installed"}
         commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
     except OSError as error:
-        return {"unknown": f"git cannot be run: {error.strerror or error}"}
+        return _installed() or {"unknown": f"git cannot be run: {error.strerror or error}"}
     except subprocess.TimeoutExpired:
         return {"unknown": "git did not answer"}
     if commit is None or changes is None:
@@ -57,12 +55,12 @@ def source() -> Source:
 
 def _installed() -> Source | None:
     """What pip noted of the package: a release, or the commit that it was installed from (PEP 610); None where this is
-    not the package that is installed."""
+    not the package that is installed, but lies beside notes of one that is installed for editing."""
     try:
         found = metadata.distribution("fedman")
     except metadata.PackageNotFoundError:
         return None
-    if Path(str(found.locate_file("fedman"))).resolve() != ROOT.resolve():
+    if Path(str(found.locate_file("fedman"))).resolve() != ROOT.resolve() or found.read_text("RECORD") is None:
         return None
     if (origin := found.read_text("direct_url.json")) is None:
         return {"release": found.version}
