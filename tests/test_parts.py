@@ -128,10 +128,20 @@ class Derived(FedAvg):
 
     def __post_init__(self):
         object.__setattr__(self, "numbers", torch.tensor([float(word) for word in self.words.split(",")]))
+        object.__setattr__(self, "function", lambda: self.numbers)  # which is equal to no other
 
     @cached_property
     def total(self):
         return float(self.numbers.sum())
+
+
+@dataclass(frozen=True)
+class Halved(FedAvg):
+    title = "Halved"
+    mu: float = hyperparameter(0.5, "μ")
+
+    def __post_init__(self):
+        object.__setattr__(self, "mu", self.mu / 2)
 
 
 @pytest.mark.parametrize("part", [Undeclared(50.0), Undeclared(torch.ones(3)), Undeclared([1, 2])])
@@ -143,6 +153,8 @@ def test_an_argument_that_is_no_field_is_refused(part):
 
 def test_parts_that_their_fields_make_again_are_taken():
     assert ALGORITHMS.name_of(Undeclared()).endswith(":Undeclared")
+    with pytest.raises(UserError, match=r"Halved changes its hyper-parameter mu: of 0\.2 its constructor makes 0\.1"):
+        ALGORITHMS.name_of(Halved(0.4))
     derived = Derived("3,4,5")
     assert derived.total == 12.0
     assert ALGORITHMS.name_of(derived).endswith(":Derived")

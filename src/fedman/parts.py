@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, field, fields
 from functools import cache, cached_property
 from importlib import import_module
-from inspect import get_annotations
+from inspect import get_annotations, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
@@ -91,16 +91,24 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return name
 
     def _require_fields(self, part: Part, name: str) -> None:
-        """Refuse an instance that holds something beside its hyper-parameters, as it would be lost."""
+        """Refuse an instance that its hyper-parameters do not make again: whose constructor takes more than these, or
+        changes them."""
         own = {f.name: getattr(part, f.name) for f in fields(cast(Any, part))}
         try:
-            again = vars(type(part)(**own))
+            again = type(part)(**own)
         except Exception as error:  # its constructor may raise anything
             given, why = ", ".join(own) or "none", describe(error)
             raise UserError(f"{self.kind}: {name} cannot be made from its hyper-parameters, {given} ({why})") from error
-        for key, value in vars(part).items():
-            known = key in own or isinstance(getattr(type(part), key, None), cached_property)
-            if not known and (key not in again or not _same(value, again[key])):
+        for key, value in own.items():
+            if not _same(value, getattr(again, key)):
+                how = f"of {value!r} its constructor makes {getattr(again, key)!r}"
+                raise UserError(
+                    f"{self.kind}: {name} changes its hyper-parameter {key}: {how}; leave fields as they are"
+                )
+        if {*signature(type(part)).parameters} <= {*own}:
+            return  # all else follows from them
+        for key, value in getattr(part, "__dict__", {}).items():
+            if key not in own and not _same(value, vars(again).get(key)):
                 raise UserError(
                     f"{self.kind}: {name} keeps {key} outside its hyper-parameters, where it would be lost; make it a "
                     f"field of a frozen dataclass ({key}: float = hyperparameter(...)) or a constant of the class"
@@ -183,7 +191,7 @@ def _import(module: str) -> Any:
 def _same(one: object, other: object) -> bool:
     """Whether two values are equal, arrays in all their entries."""
     try:
-        equal: Any = one == other
+        equal: Any = one is other or one == other
         return bool(equal if isinstance(equal, bool) else equal.all())
     except Exception:  # of different shapes, or not to be compared
         return False

@@ -3,6 +3,7 @@
 import copy
 import threading
 import warnings
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -214,6 +215,46 @@ class Overwritten(Layers):
         return h
 
 
+class MadeAnew(Layers):
+    """A layer that is made in every call, which nobody trains anywhere."""
+
+    def hidden(self, x):
+        return nn.LayerNorm(6, dtype=x.dtype)(super().hidden(x))
+
+
+class FrozenCheckpointed(Layers):
+    """Reentrant checkpointing of what is not trained loses nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6).requires_grad_(False)
+
+    def hidden(self, x):
+        return super().hidden(checkpoint(self.first, x, use_reentrant=True))
+
+
+class Packed(Layers):
+    """What autograd saves goes through functions without a name."""
+
+    def hidden(self, x):
+        kept = partial(lambda kind, v: v, "as it is")
+        with torch.autograd.graph.saved_tensors_hooks(kept, kept):
+            return super().hidden(F.embedding(torch.zeros(len(x), dtype=torch.int64), self.a.weight) + x)
+
+
+class Forgetful(Layers):
+    """Drops a mask after its first use."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(6, dtype=torch.bool), persistent=False)
+
+    def hidden(self, x):
+        if self.mask is not None and self.training:
+            self.mask = None
+        return super().hidden(x)
+
+
 TRAINED = {
     "frozen": frozen,
     "whole numbers": Indexed,
@@ -342,6 +383,104 @@ def test_a_flattened_activation_drops_in_place(kind):
     )
     W = flatten(execution.model).double().expand(2, -1)
     assert torch.equal(execution.losses(W, batch, False)[0], execution.losses(W.requires_grad_(), batch, True)[0])
+
+
+def _drop(h):
+    return F.dropout(h, 0.5, True, True)
+
+
+CHANGED = {
+    "all of it": lambda h: (_drop(h), h)[1],
+    "while a view is in use": lambda h: (v := h.view(-1, 2, 3), _drop(h), v.flatten(1))[2],
+    "through a view": lambda h: (_drop(h.view(-1, 2, 3)), h)[1],
+    "through one of two": lambda h: (v := h.view(-1, 2, 3), _drop(h.view(-1, 3, 2)), v.flatten(1) + h)[2],
+    "a sum through a view": lambda h: (h.view(-1, 2, 3).add_(1), h)[1],
+    "random numbers": lambda h: h.uniform_(),
+}
+PARTS = {
+    "numbers": lambda h: (h[:, :3].normal_(), h)[1],
+    "dropout": lambda h: (_drop(h[:, :3]), h)[1],
+}
+
+
+class Changing(Layers):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def hidden(self, x):
+        return self.change(F.gelu(self.a(x)))
+
+
+@pytest.mark.filterwarnings("ignore:execution", "ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("kind", [MadeAnew, FrozenCheckpointed, Packed, Forgetful])
+def test_what_only_looks_as_if_it_could_not_be_trained(kind):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6)).astype(np.float32), np.arange(8) % CLASSES
+    model = kind()
+    keys = {
+        "partition": "iid",
+        "clients": 1,
+        "participation": 1.0,
+        "rounds": 1,
+        "epochs": 1,
+        "batch_size": 8,
+        "clip": 1e9,
+    }
+    result = fedman.run(dataset=(x, y, x, y), model=model, lr=0.1, weight_decay=0.0, precision="fp64", **keys)
+    gradient = expected(model, torch.tensor(x).double(), torch.tensor(y), 0.0)
+    stepped = {n: result.models["cloud"][n] for n, p in model.named_parameters() if p.requires_grad}
+    moved = torch.cat([(stepped[n] - p.double()).flatten() for n, p in model.named_parameters() if p.requires_grad])
+    torch.testing.assert_close(moved, -0.1 * gradient)
+
+
+@pytest.mark.parametrize("kind", [OneByOne, Vmapped])
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_activation_that_is_changed_in_place_is_that_without_a_penalty(kind, change):
+    torch.manual_seed(0)
+    execution, (batch, _) = kind(Changing(CHANGED[change]), Classification(), MAN(), "fp64"), batches(None)
+    W = flatten(execution.model).double().expand(2, -1).clone().requires_grad_()
+    plain, penalised = (execution.losses(W, batch, with_penalty)[0] for with_penalty in (False, True))
+    assert torch.equal(plain, penalised)
+    torch.testing.assert_close(*(torch.autograd.grad(each.sum(), W)[0] for each in (plain, penalised)))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_an_activation_is_not_changed_in_place(part):
+    execution, (batch, _) = OneByOne(Changing(PARTS[part]), Classification(), MAN(), "fp64"), batches(None)
+    W = flatten(execution.model).double().expand(2, -1).clone().requires_grad_()
+    with pytest.raises(UserError, match=r"^ActivationNorm: an activation is changed in place through a view"):
+        execution.losses(W, batch, True)
+
+
+class Scaled(nn.Parameter):
+    """Whole numbers and a scale, as quantised weights have."""
+
+    def __new__(cls, data, scale):
+        made = torch.Tensor._make_subclass(cls, data, False)
+        made.scale = scale
+        return made
+
+    def __deepcopy__(self, memo):
+        return Scaled(self.data.clone(), self.scale)
+
+
+class Quantised(Layers):
+    def __init__(self):
+        super().__init__()
+        self.w = Scaled(torch.arange(36, dtype=torch.int8).view(6, 6), 0.1)
+
+    def hidden(self, x):
+        return super().hidden(x @ (self.w.data.to(x.dtype) * self.w.scale))
+
+
+def test_frozen_parameters_of_a_kind_of_their_own_stay_what_they_are():
+    model = Quantised()
+    batch, _ = batches(None)
+    W = flatten(model).double().expand(2, -1)
+    gradient = OneByOne(model, Classification(), MAN(), "fp64").gradient(W, batch._replace(weight=None), 0.3)[0]
+    torch.testing.assert_close(gradient[0], expected(model, batch.x[0], batch.y[0], 0.3))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -190,6 +190,27 @@ def test_a_perplexity_beyond_all_numbers_is_finite():
     assert LanguageModel().summarise({"cross-entropy": 1e9, "accuracy": 0.0})["perplexity"] == math.exp(700)
 
 
+class Shifted:
+    """A loss to be mixed into a task."""
+
+    def loss(self, output, target):
+        return 7 + torch.nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def test_a_loss_that_is_mixed_in_is_the_one_that_trains():
+    given = torch.zeros(4, 3), torch.arange(4) % 3
+    first, last = type("First", (Shifted, Classification), {})(), type("Last", (Classification, Shifted), {})()
+    assert first.mean_loss(*given).item() == pytest.approx(7 + math.log(3))
+    assert last.mean_loss(*given).item() == pytest.approx(math.log(3))
+
+
+def test_a_subclass_with_other_scores_alone_has_the_loss_it_inherits():
+    regression = type("Own", (Regression,), {"scores": lambda self, o, t: {"mae": (o - t).abs().mean(1)}})()
+    assert regression.summarise({"loss": 4.0, "mae": 1.0}) == {"rmse": 2.0, "mae": 1.0}
+    language = type("Own", (LanguageModel,), {"scores": lambda self, o, t: {"accuracy": o.sum(1)}})()
+    assert language.summarise({"loss": 0.0, "accuracy": 1.0}) == {"accuracy": 1.0, "perplexity": 1.0}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_subclass_with_another_loss_is_trained_by_it_and_judged_as_before(case):
     """Its mean is that of its own loss; rmse and perplexity are not computed from it."""

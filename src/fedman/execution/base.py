@@ -9,6 +9,7 @@ evaluated in its evaluation mode.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -258,8 +259,12 @@ def _as_precise(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
 def _shared_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """The parameters of all copies of a model, by what they take the place of. Of trained ones, of which every call
     brings its own, the memory is the model's; frozen ones are copied once."""
-    parameters = {id(p): p.detach() if p.requires_grad else p.detach().clone() for p in model.parameters()}
-    return {key: nn.Parameter(v, requires_grad=False) for key, v in parameters.items()}
+    found: dict[int, nn.Parameter] = {}
+    for p in model.parameters():
+        kind = type(p) is nn.Parameter
+        own = p.detach() if p.requires_grad else p.detach().clone() if kind else copy.deepcopy(p)
+        found[id(p)] = own if isinstance(own, nn.Parameter) else nn.Parameter(own, requires_grad=False)
+    return found
 
 
 def _for_evaluation(model: nn.Module) -> nn.Module:

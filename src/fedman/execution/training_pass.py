@@ -353,7 +353,7 @@ def _kind(how: dict[str, Any], like: Tensor | None = None) -> tuple[torch.dtype,
 def _checkpointed() -> bool:
     """Whether this call will be repeated by gradient checkpointing, in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and "checkpoint" in hooks[0].__qualname__
+    return hooks is not None and "checkpoint" in getattr(hooks[0], "__qualname__", "")
 
 
 def _refuse_renorm(max_norm: float | None) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fedman import kernels
+from fedman.errors import UserError
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -114,39 +115,42 @@ def unwrapped(v: Tensor) -> Tensor:
 
 def tap_of(v: object) -> Any:
     """The tap whose activation v is, or a view of it: autograd does not let anyone change it in place."""
-    if not isinstance(v, Tensor) or not unwrapped(v)._is_view():
+    if not isinstance(v, Tensor) or not (inner := unwrapped(v))._is_view():
         return None
-    node: Any = unwrapped(v).grad_fn
+    node: Any = inner.grad_fn
     while node is not None and "ActivationTap" not in type(node).__name__:
         node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-    return node if node is not None and getattr(node, "memory", None) == _memory(v) else None
+    return node if node is not None and getattr(node, "memory", None) == _memory(inner) else None
 
 
 def remember(v: object) -> None:
-    """Note v where it is a view of a tap's activation."""
-    if isinstance(v, Tensor) and (node := tap_of(v)) is not None and not is_tapped(v):
-        node.views = [*getattr(node, "views", ()), ref(v)]
-
-
-def is_tapped(v: Tensor) -> bool:
-    """Whether v is the activation that a tap has returned."""
-    return "ActivationTap" in type(unwrapped(v).grad_fn).__name__
-
-
-def has_views(v: Tensor) -> bool:
-    """Whether views of a tap's activation are in use, of those that are remembered."""
-    return any(view() is not None for view in getattr(tap_of(v), "views", ()))
+    """Note v where it is a tap's activation or a view of it."""
+    if isinstance(v, Tensor) and (node := tap_of(v)) is not None:
+        if not hasattr(node, "views"):
+            node.views = []
+        node.views.append(ref(v))
 
 
 def set_value(v: Tensor, value: Tensor) -> Tensor:
-    """v with a new value, also where a tap has measured v: all that refer to v see it, but no view of v does, and
-    autograd keeps the old one."""
+    """v with a new value, also where a tap has measured v: all that refer to v see it, and those that see all of v in
+    another shape; autograd keeps the old one. Refused where v and another view of the activation in use see parts."""
     node = tap_of(v)
     if node is None:
         return v.copy_(value)
-    node.views = [view for view in getattr(node, "views", ()) if view() is not v]  # nothing weakly held is swapped
+    seen = [view for each in getattr(node, "views", ()) if (view := each()) is not None and view is not v]
+    if seen and not all(view.is_contiguous() and view.numel() == v.numel() for view in (v, *seen)):
+        raise UserError(IN_USE)
+    node.views = []  # nothing that is weakly held is swapped
+    for view in seen:
+        torch.utils.swap_tensors(view, value.clone().reshape(view.shape))
     torch.utils.swap_tensors(v, value)
     return v
+
+
+IN_USE = (
+    "ActivationNorm: an activation is changed in place through a view, or while a view of it is in use, which cannot "
+    "be done once it is measured; let the model change a copy, a = a.clone()"
+)
 
 
 def _memory(v: Tensor) -> int:

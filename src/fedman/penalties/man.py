@@ -32,8 +32,6 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fedman.errors import UserError, nearest
 from fedman.penalties.autograd import (
-    has_views,
-    is_tapped,
     remember,
     set_value,
     tap,
@@ -131,6 +129,8 @@ class _Pass:
             raise UserError(f"ActivationNorm: layer {name!r} is checkpointed with use_reentrant=True; use False")
         leaves[i], s = _measured(name, leaves[i], z, measure, module)
         self.last = leaves[i]
+        if not torch.compiler.is_compiling():
+            remember(self.last)
         if isinstance(s, Tensor):
             s = s if s.ndim else s.unsqueeze(0)
         elif _is_packed(leaves[i]) or isinstance(module, CELLS):
@@ -377,11 +377,6 @@ def _inplace(func: Any) -> int | None:
 
 def _on_copy(func: Any, args: Any, kwargs: Any) -> Any:
     """Change a measured activation in place, on a copy that takes its place."""
-    if not is_tapped(args[0]) or has_views(args[0]):
-        raise UserError(
-            "ActivationNorm: an activation is changed in place through a view, or while a view of it is in use, which "
-            "cannot be done once it is measured; let the model change a copy, a = a.clone()"
-        )
     changed = args[0].clone()
     out = func(changed, *args[1:], **kwargs)
     set_value(args[0], changed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +25,11 @@ class Task(ABC):
     headline: ClassVar[str]  # the score by which runs are compared
     higher_is_better: ClassVar[bool]
 
-    def __init_subclass__(cls) -> None:
-        """A loss of one's own has its own mean."""
-        if "loss" in vars(cls) and "mean_loss" not in vars(cls):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A loss of one's own, or of a class that comes first, has its own mean."""
+        super().__init_subclass__(**kwargs)
+        loss, mean = (next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("loss", "mean_loss"))
+        if loss < mean:
             cls.mean_loss = Task.mean_loss  # type: ignore[method-assign]
 
     @abstractmethod

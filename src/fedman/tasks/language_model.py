@@ -46,7 +46,8 @@ class LanguageModel(Task):
         return (target != PADDING).sum(1)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        return {"accuracy": means["accuracy"], "perplexity": math.exp(min(means["cross-entropy"], 700.0))}
+        entropy = means["cross-entropy" if "cross-entropy" in means else "loss"]  # a subclass may have other scores
+        return {"accuracy": means["accuracy"], "perplexity": math.exp(min(entropy, 700.0))}
 
     def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
         x, y = data.x_train, data.y_train

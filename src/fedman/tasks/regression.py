@@ -31,7 +31,7 @@ class Regression(Task):
         return {"mae": error.abs().mean(1), "mse": error.square().mean(1)}
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        return {"rmse": means["mse"] ** 0.5, "mae": means["mae"]}
+        return {"rmse": means["mse" if "mse" in means else "loss"] ** 0.5, "mae": means["mae"]}
 
     def outputs(self, data: Dataset) -> int:
         return data.y_train[0].size

@@ -112,11 +112,15 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
     given = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters() if p.requires_grad}
     before = [p.detach().clone() for p in given.values()]
     constant = {n: v.clone() for n, v in copied.named_buffers() if not (v.is_floating_point() or v.is_complex())}
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as told:  # training gives them again
+
+    def play() -> object:
+        with torch.random.fork_rng(devices=[]), TrainingPass(None, None), holding(copied, given, other_names(copied)):
+            return copied(x.clone())
+
+    with warnings.catch_warnings(record=True) as told:  # training gives them again
         warnings.simplefilter("always")
         try:
-            with TrainingPass(None, None), holding(copied, given, other_names(copied)):
-                output = copied(x.clone())
+            output = play()
         except UserError:
             raise
         except Exception as error:  # a user's module may raise anything
@@ -127,10 +131,17 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
                 f"model: {name}'s forward pass changes its parameter {parameter}; let it compute with a copy"
             )
     if any("None of the inputs have requires_grad=True" in str(warning.message) for warning in told):
-        raise UserError(f"model: {name} checkpoints a part with use_reentrant=True, which is not trained; use False")
+        reached = {id(leaf) for leaf in _leaves(output)}
+        if not reached.issuperset(map(id, given.values())):
+            raise UserError(
+                f"model: {name} checkpoints a part with use_reentrant=True, which is not trained; use False"
+            )
     own = {id(p): n for each in (model, copied) for n, p in each.named_parameters()}
     loose = {id(v): n for module in copied.modules() for n, v in vars(module).items() if isinstance(v, Tensor)}
-    for leaf in _leaves(output):  # those that the forward pass made itself have no name
+    leaves = list(_leaves(output))  # those that the forward pass made itself have no name
+    foreign = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
+    again = {id(leaf) for leaf in _leaves(play())} if foreign else set()  # of those, the ones that are kept
+    for leaf in leaves:
         if id(leaf) in own:
             raise UserError(
                 f"model: {name} reaches its parameter {own[id(leaf)]} through a list, a function or another object; "
@@ -139,14 +150,15 @@ def _check_parameters(model: nn.Module, x: Tensor) -> None:
         if id(leaf) in loose:
             what = loose[id(leaf)]
             raise UserError(f"model: {name}'s {what} requires a gradient; make it an nn.Parameter to train it")
-        if isinstance(leaf, nn.Parameter):
+        if id(leaf) in again and isinstance(leaf, nn.Parameter):
             raise UserError(
                 f"model: {name} uses a parameter of shape {tuple(leaf.shape)} that is none of its own, so that nobody "
-                "would train it; keep modules as attributes, several of them in an nn.ModuleList"
+                "would train it; keep modules as attributes, several of them in an nn.ModuleList, or set "
+                "requires_grad_(False) if they are not to be trained"
             )
     trained = ParameterLayout.of_buffers(model).names
     after = dict(copied.named_buffers())
-    if counted := [n for n, v in constant.items() if n not in trained and not torch.equal(v, after[n])]:
+    if counted := [n for n, v in constant.items() if n not in trained and n in after and not torch.equal(v, after[n])]:
         warnings.warn(
             f"model: {name} changes its buffer {counted[0]}, which is of whole numbers and stays as it is from step to "
             "step; one of floating-point numbers is averaged over clients",
@@ -174,8 +186,8 @@ def warn_of_single_samples(model: nn.Module, samples: Samples, batch_size: int) 
         return
     played, parameter, found = copy_of(model).eval(), next(model.parameters()), []
 
-    def note_single_value(name: str, module: nn.Module, args: object, out: Tensor) -> None:
-        if out.numel() == out.shape[1]:
+    def note_single_value(name: str, module: nn.Module, args: object, out: object) -> None:
+        if isinstance(out, Tensor) and out.numel() == out.shape[1]:
             found.append(name)
 
     for name, module in played.named_modules():
