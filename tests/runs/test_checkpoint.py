@@ -385,7 +385,8 @@ class Constant(nn.Module):
         self.o, self.f = nn.Linear(5, 3), nn.Linear(4, 5).requires_grad_(False)
         self.register_buffer("order", torch.arange(4))
         self.register_buffer("mask", torch.ones(4, dtype=torch.bfloat16), persistent=False)
-        constant = {"f": self.f.weight, "order": self.order, "mask": self.mask}
+        self.register_buffer("edges", torch.eye(4).to_sparse(), persistent=False)
+        constant = {"f": self.f.weight, "order": self.order, "mask": self.mask, "edges": self.edges}
         if changed:
             constant[changed].mul_(2)
 
@@ -393,7 +394,7 @@ class Constant(nn.Module):
         return self.o(self.f(x[:, self.order % 4] * self.mask).tanh())
 
 
-@pytest.mark.parametrize("changed", ["f", "order", "mask"])
+@pytest.mark.parametrize("changed", ["f", "order", "mask", "edges"])
 def test_what_is_constant_in_a_module_is_the_same_when_its_run_goes_on(tmp_path, changed):
     def play(model_of="", **keys):
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedman.data import SPECS, Dataset
 from fedman.errors import UserError
@@ -33,9 +33,17 @@ def fingerprints(data: Dataset | None, model: nn.Module | None, given: bool = Fa
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         text = f"{type(model).__qualname__} {re.sub(r' at 0x[0-9a-f]+', '', repr(model))}"
         text += "".join(f" {name} {tuple(v.shape)}" for name, v in named.items())
-        constant = (v.detach().cpu().to_dense().flatten() for name, v in named.items() if name not in changes)
-        found["model"] = _digest(text, (v.view(torch.uint8).numpy() for v in constant))
+        constant = (part for name, v in named.items() if name not in changes for part in _entries(v.detach().cpu()))
+        found["model"] = _digest(text, (v.flatten().view(torch.uint8).numpy() for v in constant))
     return found
+
+
+def _entries(v: Tensor) -> list[Tensor]:
+    """A tensor, of a sparse one (the edges of a large graph) its entries and where they are."""
+    if v.layout is torch.strided:
+        return [v]
+    sparse = v.to_sparse_coo().coalesce()
+    return [sparse.indices(), sparse.values()]
 
 
 def refuse_other_inputs(where: object, before: Mapping[str, str], now: Mapping[str, str]) -> None:
