@@ -150,7 +150,7 @@ SPOILT: dict[str, Callable[[list[np.ndarray]], list[np.ndarray]]] = {
     "no test samples": lambda data: [*data[:2], data[2][:0], data[3][:0]],
     "labels missing": lambda data: [data[0], data[1][:-1], *data[2:]],
     "text": lambda data: [data[0].astype(str), *data[1:]],
-    "objects": lambda data: [data[0].astype(object), *data[1:]],
+    "objects": lambda data: [np.array([{}] * len(data[0]), dtype=object), *data[1:]],
     "one axis": lambda data: [data[0][:, 0], *data[1:]],
     "other features in the test set": lambda data: [*data[:2], data[2][:, :3], data[3]],
 }
