@@ -24,7 +24,7 @@ from fedman.runs.build import stack_key
 from fedman.runs.folder import RunFolder
 from fedman.runs.grid import cells
 from fedman.tasks import TASKS
-from fedman.training.check import can_be_stacked, check_algorithm, check_optimizer
+from fedman.training.check_parts import can_be_stacked, check_algorithm, check_optimizer
 
 NAMES = {
     "task": ["classification", "regression", "multi-label", "language-model"],

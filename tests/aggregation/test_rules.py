@@ -12,7 +12,7 @@ from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.runs.build import stack_key
 from fedman.training.aggregate import weighted_sum
-from fedman.training.check import check_aggregation
+from fedman.training.check_parts import check_aggregation
 from tests.aggregation.rule_reference import RULES
 from tests.cases import CASES
 from tests.federations import COHORTS, TRAINING, play, simulation

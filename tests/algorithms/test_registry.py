@@ -7,7 +7,7 @@ import torch
 
 from fedman import algorithms
 from fedman.algorithms import ALGORITHMS, Local, hyperparameters
-from fedman.training.check import check_algorithm
+from fedman.training.check_parts import check_algorithm
 
 TABLE = {
     # name: title, hyper-parameters, averaged by sample counts

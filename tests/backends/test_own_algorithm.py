@@ -16,7 +16,7 @@ from fedman.algorithms import Algorithm, descend, hyperparameter
 from fedman.execution.one_by_one import OneByOne
 from fedman.execution.vmapped import Vmapped
 from fedman.models.parameters import flatten
-from fedman.training.check import check_algorithm
+from fedman.training.check_parts import check_algorithm
 from tests.federations import COHORTS, SIZES, TRAINING, batches, network, play, samples, simulation, together
 from tests.reference import clip, objective
 

@@ -14,7 +14,7 @@ from fedman.data import Dataset
 from fedman.errors import UserError
 from fedman.runs.build import on_device
 from fedman.tasks import Classification, LanguageModel, MultiLabel, Regression
-from fedman.training.check import RESERVED, check_fit
+from fedman.training.check_fit import RESERVED, check_fit
 
 N, T = 12, 6
 RNG = np.random.default_rng(0)
@@ -261,7 +261,7 @@ def test_a_task_is_tried_in_the_precision_of_the_run():
 
 def test_no_figure_can_have_the_name_of_something_else_in_a_record():
     from fedman.runs.records import Divergence, RoundRecord, Summary
-    from fedman.training.check import RESERVED
+    from fedman.training.check_fit import RESERVED
 
     names = {name for kind in (RoundRecord, Summary, Divergence) for name in kind.__annotations__}
     assert names - set(RESERVED) == {"accuracy"}

@@ -16,7 +16,7 @@ from fedman.runs import build as build_module
 from fedman.runs import experiment, sweep
 from fedman.runs.folder import RunFolder
 from fedman.training.attacks import Attack, Collusion, Hostile, LabelFlip, Scaled, SignFlip, relabelled
-from fedman.training.check import check_attack
+from fedman.training.check_parts import check_attack
 from tests.cases import CASES
 from tests.federations import SMALL, TRAINING, play, samples, simulation
 

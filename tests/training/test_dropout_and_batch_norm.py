@@ -20,7 +20,7 @@ from fedman.models.parameters import batch_norm_entries, flatten, flatten_buffer
 from fedman.runs import experiment
 from fedman.runs.build import on_device
 from fedman.runs.folder import RunFolder
-from fedman.training.check import warn_of_single_samples
+from fedman.training.check_fit import warn_of_single_samples
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import OWN
 from fedman.training.settings import BUFFERS

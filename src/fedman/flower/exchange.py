@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fedman.algorithms import Algorithm
-from fedman.training.check import trial
+from fedman.training.check_parts import trial
 from fedman.training.settings import BUFFERS
 
 

@@ -27,14 +27,13 @@ from fedman.models.parameters import ParameterLayout, batch_norm_entries, flatte
 from fedman.tasks import Task
 from fedman.training.attacks import relabelled
 from fedman.training.batches import Samples
-from fedman.training.check import (
+from fedman.training.check_fit import check_fit, warn_of_single_samples
+from fedman.training.check_parts import (
     can_be_stacked,
     check_aggregation,
     check_algorithm,
     check_attack,
-    check_fit,
     check_optimizer,
-    warn_of_single_samples,
 )
 from fedman.training.evaluate import Evaluator
 from fedman.training.federation import Assignment, Federation
