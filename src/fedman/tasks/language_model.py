@@ -38,15 +38,17 @@ class LanguageModel(Task):
 
     def scores(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
         right = (output.argmax(-1) == target).sum(1)
-        accuracy = 100.0 * right.double() / self.weight(target).clamp(min=1)
-        return {"accuracy": accuracy, "cross-entropy": LanguageModel.loss(self, output, target)}
+        found = {"accuracy": 100.0 * right.double() / self.weight(target).clamp(min=1)}
+        if type(self).loss is not LanguageModel.loss:
+            found["cross-entropy"] = LanguageModel.loss(self, output, target)
+        return found
 
     def weight(self, target: Tensor) -> Tensor:
         """The positions of each sample that count."""
         return (target != PADDING).sum(1)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        entropy = means["cross-entropy" if "cross-entropy" in means else "loss"]  # a subclass may have other scores
+        entropy = means["cross-entropy" if "cross-entropy" in means else "loss"]
         return {"accuracy": means["accuracy"], "perplexity": math.exp(min(entropy, 700.0))}
 
     def check(self, data: Dataset, output_shape: tuple[int, ...]) -> None:
