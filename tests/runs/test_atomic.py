@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from safetensors import SafetensorError
@@ -53,6 +55,23 @@ def test_no_file_takes_its_place_before_it_is_on_the_disk(tmp_path, monkeypatch)
     write_json(tmp_path / "a.json", [1])
     inode = (tmp_path / "a.json").stat().st_ino
     assert steps == [("fsync", inode), ("replace", inode), ("fsync", tmp_path.stat().st_ino)]
+
+
+def test_threads_may_write_the_same_file(tmp_path):
+    together = Barrier(2)
+
+    def write(text):
+        def content(staged):
+            together.wait(timeout=60)
+            staged.write_text(text)
+            together.wait(timeout=60)
+
+        write_whole(tmp_path / "a", content)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(write, ("one", "two"))) == [None, None]
+    assert (tmp_path / "a").read_text() in ("one", "two")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_toml_that_is_written_can_be_read(tmp_path):

@@ -11,6 +11,7 @@ import fedman
 from fedman.errors import UserError
 from fedman.runs import folder as folder_module
 from fedman.runs import manifest, row_file
+from fedman.runs.atomic import staged_name
 from fedman.runs.folder import SUMMARY as FILE
 from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
@@ -157,7 +158,7 @@ def test_what_is_staged_does_not_go_through_a_link(tmp_path):
     victim.write_text("precious")
     (tmp_path / "run").mkdir()
     for name in ("config.toml", "rounds.jsonl", "model.safetensors"):
-        (tmp_path / "run" / f".{name}.{os.getpid()}").symlink_to(victim)
+        staged_name(tmp_path / "run" / name).symlink_to(victim)
     fedman.run(**{**SMALL, "rounds": 1}, out=tmp_path / "run")
     assert victim.read_text() == "precious"
 

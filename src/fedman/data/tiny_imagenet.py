@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from threading import get_native_id
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def _cached(place: Path, key: bytes) -> tuple[np.ndarray, np.ndarray] | None:
 def _store(places: list[Path], key: bytes, images: np.ndarray, labels: np.ndarray) -> None:
     """Write the cache to the first place where that is possible; warn if there is none."""
     for place in places:
-        staged = place.with_name(f"{place.name}.{os.getpid()}.tmp")
+        staged = place.with_name(f"{place.name}.{get_native_id()}.tmp")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(staged, "wb") as file:

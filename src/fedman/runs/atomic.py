@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_native_id
 
 from safetensors import SafetensorError
 
@@ -34,8 +35,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def staged_name(path: Path) -> Path:
-    """Where this process prepares `path`: beside it, hidden."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    """Where this thread prepares `path`: beside it, hidden."""
+    return path.with_name(f".{path.name}.{get_native_id()}")
 
 
 def left_behind(path: Path) -> Iterator[Path]:

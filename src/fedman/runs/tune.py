@@ -256,9 +256,9 @@ def write(plan: Plan, out: Path) -> Tuning:
     with locked(out):
         found = known(plan, out)
         write_json(out / NAME, found)
-    for choice in found["settings"]:
-        if choice["chosen"]:
-            write_toml(out / file_of(choice, found), run_settings(choice))
+        for choice in found["settings"]:
+            if choice["chosen"]:
+                write_toml(out / file_of(choice, found), run_settings(choice))
     return found
 
 
