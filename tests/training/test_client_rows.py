@@ -117,6 +117,15 @@ def test_without_a_disk_a_lack_of_memory_is_one_line(rooms):
         save(rows, [4], new_rows([4], random.Random(0)))
 
 
+@pytest.mark.parametrize("available, total, fits", [(50, 100_000, 20), (50, 100, 40), (4, 100_000, 0)])
+def test_few_rows_fit_though_others_fill_the_memory(monkeypatch, available, total, fits):
+    """Less than a tenth was free, and rows of some kilobytes were refused."""
+    slab = Slabs(START, 10, CPU, pinned=False)
+    monkeypatch.setattr(client_rows, "memory", lambda device: ((available - slab.capacity) * ROW, total * ROW))
+    slab.grow(CLIENTS, without_limit=True)
+    assert slab.capacity == fits
+
+
 def test_a_run_without_room_is_refused_at_its_start(rooms, tmp_path, monkeypatch):
     rooms(50)
     with pytest.raises(UserError, match=r"about 60 that take part, 72 bytes each, needs 4.32 KB and 3.6 KB of memory"):

@@ -25,7 +25,7 @@ LAST = "last"
 START = "clients.start"
 """The name in a checkpoint of the model that all clients start from: a module given in Python may have others later."""
 SHARE = 0.6  # of the memory that was available at the start: rows take no more where there is another level
-RESERVE = 0.1  # of a device's memory: stays free in any case
+RESERVE = 0.1  # of a device's memory stays free, or as much as its rows take where that is less
 SLABS = 64  # parts that a device's memory is taken in
 BLOCK = 64  # rows on their way to the disk at a time
 
@@ -206,8 +206,9 @@ class Slabs:
         """Take more memory until so many rows are free, or until there is no more."""
         while len(self.free) < rows:
             size, (available, total) = self.height * self.row_bytes, memory(self.device)
-            beyond = self.capacity * self.row_bytes + size > self.limit and not without_limit
-            if beyond or available < size + RESERVE * total or not self._add():
+            taken = self.capacity * self.row_bytes + size
+            beyond = taken > self.limit and not without_limit
+            if beyond or available < size + min(RESERVE * total, taken) or not self._add():
                 return
 
     def _add(self) -> bool:
