@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,7 +60,7 @@ def device_name(device: torch.device) -> str:
     """A device as a person would name it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
+    threads = usual_threads()
     return f"cpu ({threads} {'thread' if threads == 1 else 'threads'})"
 
 
@@ -112,14 +113,38 @@ def strictly_deterministic(enabled: bool) -> Iterator[None]:
         torch.set_deterministic_debug_mode(mode)
 
 
+class _Usual:
+    """How many threads torch has where nobody is in `one_thread_each`. Several runs may be in there at a time, each in
+    a thread of its own, and torch tells a new thread the number that was set last: the first one notes it for all."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.threads = threading.Lock(), 0, 1
+
+
+_USUAL = _Usual()
+
+
+def usual_threads() -> int:
+    """How many threads torch has, whoever is in `one_thread_each` meanwhile."""
+    with _USUAL.lock:
+        return _USUAL.threads if _USUAL.inside else torch.get_num_threads()
+
+
 @contextmanager
 def one_thread_each(device: torch.device) -> Iterator[None]:
     """On a CPU, parallel work is spread over clients, each on one thread: faster than threads inside a small
     convolution, and the result does not depend on the number of cores."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
+    if device.type != "cpu":
+        yield
+        return
+    with _USUAL.lock:
+        if not _USUAL.inside:
+            _USUAL.threads = torch.get_num_threads()
+        _USUAL.inside += 1
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _USUAL.lock:
+            _USUAL.inside -= 1
+            torch.set_num_threads(_USUAL.threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedman.execution.base import Execution
 from fedman.execution.cuda_graphs import Graphs, Steps
-from fedman.execution.device import one_thread_each
+from fedman.execution.device import one_thread_each, usual_threads
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -30,23 +31,32 @@ class Executor:
     ) -> None:
         self.execution, self.device, self.stopping = execution, device, stopping
         self.graphs = Graphs() if graphs is None and device.type == "cuda" else graphs
-        self._copies = threading.local()
-        # a thread takes over `one_thread_each` when it asks how many it has; else its first product runs on all cores
-        self._pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.get_num_threads)
+        self._own = threading.local()  # what each thread has
+        self._pool = ThreadPoolExecutor(usual_threads())
 
     @property
     def model(self) -> Execution:
         """The execution; on a CPU this thread's own copy of it."""
         if self.device.type != "cpu":
             return self.execution
-        if not hasattr(self._copies, "execution"):
-            self._copies.execution = self.execution.copy()
-        return self._copies.execution
+        if not hasattr(self._own, "execution"):
+            self._own.execution = self.execution.copy()
+        return self._own.execution
 
     def map(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
         """The function of every item, in their order; on a CPU an item a thread, each on one core."""
         with one_thread_each(self.device):
-            return list(self._pool.map(function, items) if self.device.type == "cpu" else map(function, items))
+            if self.device.type != "cpu":
+                return list(map(function, items))
+            return list(self._pool.map(partial(self._on_one_core, function), items))
+
+    def _on_one_core(self, function: Callable[[Item], Value], item: Item) -> Value:
+        """In a thread of the pool. Before its first item it has as many threads as were set last, by whomever; when it
+        is told at its start, the work of all items may be over already and the number is that of others."""
+        if not hasattr(self._own, "on_one_core"):
+            torch.set_num_threads(1)
+            self._own.on_one_core = True
+        return function(item)
 
     def run(self, steps: Steps) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is carried on after all steps, and the figures."""
