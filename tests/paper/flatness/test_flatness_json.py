@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,6 +12,7 @@ from fedman.cli.commands import main
 from fedman.errors import UserError
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.flatness_json import copy_compact
+from fedman.runs.folder import RunFolder
 from tests.paper.flatness.flatness_calls import flatness, found, refused
 
 
@@ -29,6 +31,21 @@ def test_measurements_gather_and_replace_their_like(runs):
 RUN = {"method": "A", "dataset": "digits", "partition": "iid", "clients": 4, "model": "mlp", "algorithm": "fedavg",
        "zeta": 0, "rounds": 2, "seed": 0}  # fmt: skip
 TOP = {"ends": "top", "tol": 1e-4, "values": [1.23456789, None, 3], "residuals": [0.0], "converged": 1, "more": "x"}
+
+
+def test_several_processes_may_measure_a_run(runs):
+    """None loses what another has measured, nor does the manifest."""
+
+    def add(name):
+        for n in range(5):
+            flatness_json.add(runs / "plain", RUN, f"{name}{n}", "top", TOP)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(add, "abc")) == [None] * 3
+    assert set(flatness_json.read(runs / "plain/flatness.json")["models"]) == {
+        f"{k}{n}" for k in "abc" for n in range(5)
+    }
+    assert flatness_json.NAME in RunFolder(runs / "plain").check()
 
 
 def test_numbers_that_are_not_finite_are_shown(runs, capsys):

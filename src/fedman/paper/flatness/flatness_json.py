@@ -23,7 +23,7 @@ from fedman.errors import UserError
 from fedman.runs import manifest
 from fedman.runs.atomic import write_text, writing
 from fedman.runs.checksums import digest
-from fedman.runs.folder import find_runs
+from fedman.runs.folder import find_runs, locked
 from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import Axes, Settings, check, parse
 
@@ -179,16 +179,17 @@ def entries(measured: Measurements) -> dict[str, Measurement]:
 
 
 def add(folder: Path, run: MeasuredRun, model: str, name: str, measured: Mapping[str, object]) -> None:
-    """Put a measurement of one of the run's models into the file in its folder."""
+    """Put a measurement of one of the run's models into the file in its folder. Several processes may measure it."""
     path = folder / NAME
-    record: FlatnessRecord = read(path) if path.exists() else {"format": FORMAT, "run": run, "models": {}}
-    entries(record["models"].setdefault(model, {}))[name] = _rounded(measured, 10)
-    record["sha256"] = digest(record)
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
-    manifest.forget(folder, NAME)
-    write_text(path, text + "\n")
-    manifest.add(folder, NAME, (text + "\n").encode())
+    with locked(folder):
+        record: FlatnessRecord = read(path) if path.exists() else {"format": FORMAT, "run": run, "models": {}}
+        entries(record["models"].setdefault(model, {}))[name] = _rounded(measured, 10)
+        record["sha256"] = digest(record)
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        text = re.sub(r"\[[^\[\]{}]*\]", lambda row: re.sub(r"\s+", " ", row[0]), text)  # a row of numbers is one line
+        manifest.forget(folder, NAME)
+        write_text(path, text + "\n")
+        manifest.add(folder, NAME, (text + "\n").encode())
 
 
 def read_named(folders: Sequence[Path], models: Sequence[str]) -> dict[str, Measurements]:
