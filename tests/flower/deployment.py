@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -232,10 +233,19 @@ GIVEN: set[int] = set()
 
 
 def free_port() -> int:
-    """A port on which nobody listens, each time another one."""
+    """A port on which nobody listens, each time another one.
+
+    Where there are enough of them, it is none of those that the system gives to connections: one of these could be
+    taken before the process that is to listen does, even by a connection to it that is tried meanwhile.
+    """
+    given_away = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    own = range(10_000, int(given_away.read_text().split()[0]) if given_away.exists() else 0)
     while True:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            try:
+                probe.bind(("127.0.0.1", random.SystemRandom().choice(own) if len(own) > 1000 else 0))
+            except OSError:
+                continue
             port = int(probe.getsockname()[1])
         if port not in GIVEN:
             GIVEN.add(port)

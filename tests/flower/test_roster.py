@@ -107,12 +107,12 @@ def test_a_refused_node_that_is_mended_and_started_again_gets_in(grid):
 
 
 def test_waiting_ends_when_all_clients_are_there_whoever_else_is_silent(grid, monkeypatch):
-    monkeypatch.setattr(roster, "QUERY_TIMEOUT", 60.0)
+    monkeypatch.setattr(roster, "QUERY_TIMEOUT", 600.0)
     grid.nodes |= {node: {"partition-id": 1} for node in (1, 2, 3)}
     grid.alter = lambda query, reply: None if query.metadata.dst_node_id < 10 else reply
     started = time.monotonic()
-    Roster(grid, [10, 10, 10], own_data=False, stopping=threading.Event()).wait(30)
-    assert time.monotonic() - started < 20
+    Roster(grid, [10, 10, 10], own_data=False, stopping=threading.Event()).wait(300)
+    assert time.monotonic() - started < 200
 
 
 def ssh_keys(count):

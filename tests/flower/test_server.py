@@ -446,14 +446,14 @@ def test_without_binding_another_node_may_take_a_number(tmp_path):
 
 
 def test_a_node_that_never_answers_costs_a_round_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(roster, "QUERY_TIMEOUT", 30.0)
+    monkeypatch.setattr(roster, "QUERY_TIMEOUT", 300.0)
     config = settings(algorithm="fedavg", participation=1, rounds=2)
     grid = LocalGrid.of(5, tmp_path / "memory")
     grid.nodes |= {7: {"partition-id": 1}, 8: {"partition-id": 1}}
     grid.alter = lambda order, reply: None if order.metadata.dst_node_id in (7, 8) else reply
     started = time.monotonic()
-    there = play(config, tmp_path, grid, FAST.model_copy(update={"wait": 20.0, "round_timeout": 20.0}))
-    assert time.monotonic() - started < 10
+    there = play(config, tmp_path, grid, FAST.model_copy(update={"wait": 200.0, "round_timeout": 200.0}))
+    assert time.monotonic() - started < 100
     assert [r["refused"] for r in there.rounds] == [{}, {}]
 
 

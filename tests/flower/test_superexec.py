@@ -36,7 +36,7 @@ def test_it_ends_if_nobody_answers(monkeypatch):
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 50  # of the usual 60
 
 
 def stubborn(started):
@@ -51,6 +51,6 @@ def test_apps_that_do_not_end_are_killed(monkeypatch):
     started = context.Event()
     app = context.Process(target=stubborn, args=[started])
     app.start()
-    assert started.wait(10)
+    assert started.wait(60)
     superexec._end_apps()
     assert app.exitcode == -signal.SIGKILL
