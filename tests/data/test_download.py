@@ -201,7 +201,7 @@ def test_nobody_listens(server: Server, tmp_path: Path) -> None:
 def test_silence(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.cut, server.stall = 600_000, 60.0
     with monkeypatch.context() as impatient:
-        impatient.setattr(download, "TIMEOUT", 1.0)
+        impatient.setattr(download, "TIMEOUT", 3.0)  # time for a busy machine to send what there is
         fails("timed out", server, tmp_path)
     kept = (tmp_path / f"{NAME}.part").read_bytes()
     assert CONTENT.startswith(kept)
