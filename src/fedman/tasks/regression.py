@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,12 +43,5 @@ class Regression(Task):
         if data.y_train.dtype.kind != "f":
             raise UserError(f"{data.name}: targets are {data.y_train.dtype}; regression needs floating-point numbers")
         columns = data.y_train[0].size
-        if _size(output_shape) != columns:
+        if math.prod(output_shape[1:]) != columns:
             raise UserError(f"model: gives {format_outputs(output_shape)}; the targets need {columns}")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape[1:]:
-        size *= n
-    return size
