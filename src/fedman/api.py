@@ -14,10 +14,10 @@ from torch import nn
 
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
-from fedman.config import CUSTOM, KEYS, PARTS, resolve, shown
+from fedman.config import CUSTOM, KEYS, PARTS, resolve
 from fedman.data import SPECS, Dataset, as_dataset, fingerprint, is_path, load
 from fedman.data.partition import Partition, clients_of
-from fedman.errors import UserError
+from fedman.errors import UserError, shown
 from fedman.execution.device import pick_device
 from fedman.models import MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer

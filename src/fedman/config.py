@@ -20,7 +20,7 @@ from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, rules
-from fedman.errors import UserError, did_you_mean, nearest, one_line
+from fedman.errors import UserError, did_you_mean, nearest, one_line, shown
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
@@ -480,9 +480,3 @@ def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
     if "tensorboard" in values and values.pop("tensorboard"):  # the key of earlier versions
         values.setdefault("log", "tensorboard")
     return values
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """A value in a message: one line, not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

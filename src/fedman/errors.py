@@ -41,6 +41,17 @@ def describe(error: Exception, limit: int = 200) -> str:
     return one_line(f"{type(error).__name__}: {error}", limit)
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value in a message: one line, not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shown_type(value: object) -> str:
+    """A value's type in a message."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """'; did you mean X?', or nothing if no name is similar: one with a slip in three letters, or the whole of a word.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedman.errors import UserError
+from fedman.errors import UserError, shown_type
 from fedman.parts import find
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
         return model
     builder = find("model", name, MODELS)
     if not callable(builder):
-        raise UserError(f"model: {name} is {_type(builder)}, not a function of a sample's shape and the outputs")
+        raise UserError(f"model: {name} is {shown_type(builder)}, not a function of a sample's shape and the outputs")
     try:
         own = builder(shape, outputs)
     except UserError:
@@ -84,7 +84,7 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
     from torch import nn
 
     if not isinstance(own, nn.Module):
-        raise UserError(f"model: {name} returned {_type(own)}, not an nn.Module")
+        raise UserError(f"model: {name} returned {shown_type(own)}, not an nn.Module")
     return own
 
 
@@ -100,10 +100,6 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
         raise UserError(f"model: {name} needs samples of ids [T], the data has samples of shape {tuple(shape)}")
     if name not in (ANY_SHAPE, *OF_IDS) and len(shape) != 3:
         raise UserError(f"model: {name} needs images, the data has rows of shape {tuple(shape)}; try model={ANY_SHAPE}")
-
-
-def _type(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def man_variant(model: str | None, variant: str) -> ManVariant:

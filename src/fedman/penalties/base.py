@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from fedman.errors import UserError, describe
+from fedman.errors import UserError, describe, shown_type
 from fedman.parts import hyperparameter
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def attach(penalty: Penalty, model: nn.Module) -> Terms:
     except Exception as error:  # a user's penalty may raise anything
         raise UserError(f"penalty: {name}.attach failed for {type(model).__name__} ({describe(error)})") from error
     if not callable(getattr(attached, "terms", None)):
-        raise UserError(f"penalty: {name}.attach returned {shown(attached)}, not an object with a method terms(weight)")
+        what = shown_type(attached)
+        raise UserError(f"penalty: {name}.attach returned {what}, not an object with a method terms(weight)")
     return attached
 
 
@@ -57,21 +58,16 @@ def check_terms(penalty: Penalty, terms: object) -> Mapping[str, Tensor]:
 
     where = f"penalty: terms of {type(penalty).__name__}"
     if not isinstance(terms, Mapping):
-        raise UserError(f"{where} are {shown(terms)}, not a mapping from names to scalar tensors")
+        raise UserError(f"{where} are {shown_type(terms)}, not a mapping from names to scalar tensors")
     if not terms:
         raise UserError(f"{where} are empty; at least one is needed")
     for name, term in terms.items():
         if not isinstance(name, str):
             raise UserError(f"{where}: {name!r} is not a name (a str)")
         if not isinstance(term, torch.Tensor):
-            raise UserError(f"{where}: {name!r} is {shown(term)}, not a scalar tensor")
+            raise UserError(f"{where}: {name!r} is {shown_type(term)}, not a scalar tensor")
         if term.ndim:
             raise UserError(f"{where}: {name!r} has shape {tuple(term.shape)}; a scalar has none")
         if not term.is_floating_point():
             raise UserError(f"{where}: {name!r} has type {term.dtype}, which has no gradient")
     return cast("Mapping[str, Tensor]", terms)
-
-
-def shown(value: object) -> str:
-    """A value's type in a message."""
-    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypeVa
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
-from fedman.errors import UserError
+from fedman.errors import UserError, shown
 from fedman.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -360,8 +360,6 @@ def check(kind: type[Record], value: object, where: str) -> Record:
     try:
         _adapter(cast(Any, kind)).validate_python(value, strict=True)
     except ValidationError as error:
-        from fedman.config import shown
-
         first = error.errors(include_url=False)[0]
         field = "".join(f"{part}." for part in first["loc"])[:-1]
         if first["type"] == "missing":
