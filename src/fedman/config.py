@@ -50,11 +50,7 @@ PARTS: dict[str, Registry[Any]] = {
 """The keys whose values are parts, which bring keys of their own: their hyper-parameters."""
 
 UNSAID = {
-    "optimizer": next(iter(OPTIMIZERS)),
-    "penalty": next(iter(PENALTIES)),
-    "task": next(iter(TASKS)),
-    "aggregation": next(iter(AGGREGATIONS)),
-    "attack": next(iter(ATTACKS)),
+    **{kind: registry.default for kind, registry in PARTS.items() if kind != "algorithm"},
     "validation": 0.0,
     "lr_schedule": TRAINING.lr_schedule,
     "warmup": TRAINING.warmup,
@@ -63,7 +59,7 @@ UNSAID = {
     "execution": "auto",
     "deterministic": True,
     "batch_norm": TRAINING.batch_norm,
-    **hyperparameters(OPTIMIZERS[next(iter(OPTIMIZERS))]),
+    **hyperparameters(OPTIMIZERS[OPTIMIZERS.default]),
 }
 """Values that a stored configuration leaves out: those of keys that older ones do not have."""
 
@@ -112,21 +108,21 @@ class Config(BaseModel):
     schedule_seed: Seed = Field(0, description="seed of the cohorts, apart from the run's")
 
     model: str = Field("", description="model by name, or module:builder [by data set]")
-    algorithm: str = Field(next(iter(ALGORITHMS)), description="federated algorithm by name, or module:Name")
+    algorithm: str = Field(ALGORITHMS.default, description="federated algorithm by name, or module:Name")
     task: str = Field("", description="what is learnt, by name or module:Name [by data set; of arrays by targets]")
-    penalty: str = Field(next(iter(PENALTIES)), description="what ζ weighs, by name or module:Name")
+    penalty: str = Field(PENALTIES.default, description="what ζ weighs, by name or module:Name")
     zeta: NotNegative = Field(TRAINING.zeta, description="ζ, weight of the penalty; 0 = plain algorithm")
     aggregation: str = Field(
-        next(iter(AGGREGATIONS)), description="what counts of the clients' uploads, by name or module:Name"
+        AGGREGATIONS.default, description="what counts of the clients' uploads, by name or module:Name"
     )
     attack: str = Field(
-        next(iter(ATTACKS)), description="what hostile clients do, in the simulator, by name or module:Name"
+        ATTACKS.default, description="what hostile clients do, in the simulator, by name or module:Name"
     )
 
     rounds: Count = Field(500, description="T, number of rounds")
     epochs: Epochs = Field(TRAINING.epochs, description="E, local epochs a round")
     batch_size: Count = Field(TRAINING.batch_size, description="B, samples a local step")
-    optimizer: str = Field(next(iter(OPTIMIZERS)), description="local optimiser by name, or module:Name")
+    optimizer: str = Field(OPTIMIZERS.default, description="local optimiser by name, or module:Name")
     keep_optimizer: bool = Field(TRAINING.keep_optimizer, description="clients keep the optimiser's state over rounds")
     batch_norm: BatchNorm = Field(
         TRAINING.batch_norm, description="batch-norm layers: average them, or local, each client its own (FedBN)"
@@ -284,7 +280,7 @@ def _parts(given: Mapping[str, Any]) -> tuple[tuple[type[Any], ...], list[str]]:
     owner: dict[str, str] = {}
     spec = SPECS.get(str(given.get("dataset", KEYS["dataset"].default)))
     for kind, registry in PARTS.items():
-        name = str(given.get(kind) or getattr(spec, kind, next(iter(registry))))
+        name = str(given.get(kind) or getattr(spec, kind, registry.default))
         try:
             part = registry[name]
         except UserError as error:
@@ -342,7 +338,7 @@ def _wanted(message: str, value: object) -> tuple[str, str]:
 def _fill_defaults(config: Config) -> Config:
     """The configuration with every default that depends on the data set; a user's own arrays can have any shape."""
     spec = SPECS.get(config.dataset)
-    defaults: dict[str, Any] = {"model": ANY_SHAPE, "task": next(iter(TASKS))}
+    defaults: dict[str, Any] = {"model": ANY_SHAPE, "task": TASKS.default}
     if spec:
         defaults = {key: getattr(spec, key) for key in ("model", "task", "target", "augment", "partition", "clients")}
     given = config.model_fields_set

@@ -57,6 +57,11 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         found: EntryPoints = announced().select(group=self.group)
         return {each.name: each for each in found if each.name not in self.built_in}
 
+    @property
+    def default(self) -> str:
+        """The first name."""
+        return next(iter(self.built_in))
+
     def __iter__(self) -> Iterator[str]:
         yield from self.built_in
         yield from self.installed

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedman.config import CUSTOM, PARTS, UNSAID, Config
+from fedman.config import CUSTOM, PARTS, Config
 from fedman.data import is_path, load
 from fedman.data.images import holds_images
 from fedman.errors import Interrupted, UserError
@@ -62,7 +62,7 @@ def serve(
     require_packages(config.log)
     if done := finished_result(config, out, resume):
         return done
-    if config.aggregation != UNSAID["aggregation"]:  # what a client's last model counted as is not kept here
+    if config.aggregation != PARTS["aggregation"].default:  # what a client's last model counted as is not kept here
         service = service.model_copy(update={"keep_last": False})
     config = config.model_copy(update={"checkpoint_seconds": 0.0, "keep_state": False})
     data = load(*config.source)
@@ -118,7 +118,7 @@ def refuse_simulated(config: Config) -> None:
     if config.validation:
         where = "is for `fedman run` and `sweep`; on Flower the training samples stay with the clients"
         raise UserError(f"validation: {config.validation:g} {where}")
-    if config.attack != UNSAID["attack"]:
+    if config.attack != PARTS["attack"].default:
         raise UserError(f"attack: {config.attack} is for `fedman run` and `sweep`; on Flower nobody attacks on request")
 
 
