@@ -20,7 +20,8 @@ from fedman.errors import Interrupted, UserError
 from fedman.execution.base import Batch
 from fedman.execution.device import matmul_precision, pick_device
 from fedman.execution.executor import Stopped
-from fedman.flower.backend import AcceptedUploads, FlowerBackend
+from fedman.flower.accepted_uploads import AcceptedUploads
+from fedman.flower.backend import FlowerBackend
 from fedman.flower.messages import SampleKind
 from fedman.flower.roster import Roster, read_roster
 from fedman.flower.screen import VARIANCE
