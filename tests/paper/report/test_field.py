@@ -6,7 +6,7 @@ import pytest
 
 from fedman.config import resolve
 from fedman.paper.presets import PRESETS, SWEEPS, TUNED, ZETA
-from fedman.paper.report import command, curves, field, field_narrative, page
+from fedman.paper.report import command, curves, field, field_narrative, field_sharpness, field_tables, page
 from fedman.paper.report.sources import FieldSources, find
 from fedman.runs import tune
 from fedman.runs.grid import cells
@@ -124,7 +124,7 @@ def test_the_fields_sweeps():
 
 
 def test_methods_are_ranked_and_what_is_missing_is_empty(data):
-    table = field.ranking(data)
+    table = field_tables.ranking(data)
     assert len(table.rows) == 36
     order = [line[1] for line in table.rows[:6]]
     assert order == ["FedDyn+MAN", "FedAvg+MAN", "FedACG", "FedACG+MAN", "FedDyn", "FedAvg"]
@@ -142,13 +142,13 @@ def test_methods_are_ranked_and_what_is_missing_is_empty(data):
     assert cell(table, "FedACG", "rounds to 50 %") == "500+"
     assert float(cell(table, "FedACG", "λ_max")) == 48.0
     assert ", 2 seeds, ζ" in table.note  # of this partition alone
-    parts = field.partitions(data)
+    parts = field_tables.partitions(data)
     assert cell(parts, "FedDyn", "iid, tuned") == "50.00"
     assert cell(parts, "FedDyn", "Dirichlet 0.6, tuned") == "–"
 
 
 def test_what_man_adds(data):
-    table = field.gains(data)
+    table = field_tables.gains(data)
     assert len(table.rows) == 18
     assert cell(table, "FedDyn", "Dirichlet 0.3, tuned") == "+5.00"
     assert cell(table, "FedDyn", "Dirichlet 0.3, default") == "+7.00"
@@ -157,7 +157,7 @@ def test_what_man_adds(data):
 
 
 def test_penalties_beside_man(data):
-    table = field.penalties(data)
+    table = field_tables.penalties(data)
     assert table.header == ["penalty", "ζ", "FedAvg", "against none"]
     assert [line[:2] for line in table.rows] == [
         ["none", "–"], ["MAN", "0.15"], ["FedDecorr", "0.1"], ["none, weight_decay=0.002", "–"]
@@ -166,12 +166,12 @@ def test_penalties_beside_man(data):
 
 
 def test_rank_correlations(data):
-    table = field.correlations(data)
+    table = field_sharpness.correlations(data)
     assert cell(table, "λ_max of the Hessian", "all") == "−1.00"
     assert table.rows[0][2] == "6"
     assert table.rows[0][4] == table.rows[0][6] == "3"
     assert cell(table, "m-sharpness, p = ∞", "all") == "–"  # not measured
-    assert [p.name for p in field.scatter(data)] == ["field-hessian", "field-trace", "field-gauss-newton"]
+    assert [p.name for p in field_sharpness.scatter(data)] == ["field-hessian", "field-trace", "field-gauss-newton"]
 
 
 def test_sentences_say_no_more_than_was_measured(data):
@@ -209,7 +209,7 @@ def test_sentences_say_no_more_than_was_measured(data):
         "Dirichlet 0.3, 0 on Dirichlet 0.6, 0 on iid. Tuning took 12 runs, 6 for each of 2 methods."
     )
     assert field_narrative.answer(only) == field_narrative.answer(None) == ""
-    assert {tuple(line[2:5]) for line in field.ranking(only).rows} == {("–",) * 3}
+    assert {tuple(line[2:5]) for line in field_tables.ranking(only).rows} == {("–",) * 3}
     assert field.field(FieldSources(), []) is None
 
 
@@ -223,15 +223,17 @@ def test_what_diverges_with_man_is_told_and_uncommitted_code_is_marked(results):
     assert "Diverged with one seed or more: FedACG+MAN (Dirichlet 0.3, tuned)." in text
     assert "MAN raises the accuracy of 2 of 3 algorithms on Dirichlet 0.3 (seeds 0, 1), in points +5.00 (" in text
     assert "It does not help FedACG (diverges) on Dirichlet 0.3." in text
-    ranking = field.ranking(data)
+    ranking = field_tables.ranking(data)
     assert cell(ranking, "FedACG+MAN", "rank") == "–"
     assert cell(ranking, "FedACG+MAN", "tuned") == "diverged"
     assert [cell(ranking, "FedACG+MAN", column) for column in ("rounds to 50 %", "λ_max", "trace")] == ["–"] * 3
-    assert cell(field.gains(data), "FedACG", "Dirichlet 0.3, tuned") == "diverges"
+    assert cell(field_tables.gains(data), "FedACG", "Dirichlet 0.3, tuned") == "diverges"
     assert cell(ranking, "FedDyn+MAN", "tuned") == "55.50 ± 0.71†"
-    assert cell(field.gains(data), "FedDyn", "Dirichlet 0.3, tuned") == "+5.00†"
-    assert cell(field.partitions(data), "FedDyn", "iid, tuned") == "50.00†"
-    assert all("† with a run" in table.note for table in (ranking, field.gains(data), field.partitions(data)))
+    assert cell(field_tables.gains(data), "FedDyn", "Dirichlet 0.3, tuned") == "+5.00†"
+    assert cell(field_tables.partitions(data), "FedDyn", "iid, tuned") == "50.00†"
+    assert all(
+        "† with a run" in table.note for table in (ranking, field_tables.gains(data), field_tables.partitions(data))
+    )
 
 
 def diverged(r):
@@ -253,9 +255,9 @@ def test_a_method_all_of_whose_tuning_diverged_is_lost(results):
     assert "Tuned, MAN raises the accuracy of 2 of 3 algorithms on Dirichlet 0.3" in text
     assert "It does not help FedACG (diverges in tuning) on Dirichlet 0.3." in text
     assert "gain +2.00 (FedDyn); in the median of 1 +2.00, with the defaults +1.00; diverged: FedACG." in text
-    assert cell(field.ranking(data), "FedACG+MAN", "tuned") == "diverged"
-    assert cell(field.partitions(data), "FedACG+MAN", "Dirichlet 0.3, tuned") == "diverged"
-    assert cell(field.gains(data), "FedACG", "Dirichlet 0.3, tuned") == "diverges"
+    assert cell(field_tables.ranking(data), "FedACG+MAN", "tuned") == "diverged"
+    assert cell(field_tables.partitions(data), "FedACG+MAN", "Dirichlet 0.3, tuned") == "diverged"
+    assert cell(field_tables.gains(data), "FedACG", "Dirichlet 0.3, tuned") == "diverges"
     assert field_narrative.answer(data).startswith("**After the paper**: 3 algorithms on CIFAR-100")
 
 
@@ -283,7 +285,7 @@ def test_penalties_that_diverge_count(results):
         "On FedAvg with its defaults MAN adds +13.00, other penalties and weight decays +4.00 (weight_decay=0.002); 0 "
         "of 2 add more than MAN; diverged: FedDecorr, ζ = 0.1."
     ) in text
-    table = field.penalties(field.field(FieldSources(rows, [], found.field.tunings), found.rows))
+    table = field_tables.penalties(field.field(FieldSources(rows, [], found.field.tunings), found.rows))
     assert [line[3] for line in table.rows] == ["–", "+13.00", "diverges", "+4.00"]
     assert "over the seeds that both have, seeds 0, 1 or some of them." in table.note
     rows = [diverged(r) if r["config"]["algorithm"] == "fedavg" and r["config"]["zeta"] == 0.15 else r for r in rows]
@@ -300,10 +302,12 @@ def test_of_several_measurements_of_a_model_the_one_on_most_samples_is_shown(res
     records = [measured(r, top=top, trace=1.0, samples=n) for r in firsts for top, n in ((20.0, 50000), (21.0, 10000))]
     records += [measured(r, top=7.0, trace=1.0) for r in found.field.rows if r["config"].get("weight_decay") == 0.002]
     data = field.field(FieldSources(found.field.rows, records, found.field.tunings), found.rows)
-    assert cell(field.ranking(data), "FedACG", "λ_max") == "20.00"
-    assert field.correlations(data).rows[0][2] == "2"
-    assert "Measured on 10 000 and 50 000 training samples." in field.correlations(data).note
-    assert field.caption(data).startswith("A dot for each tuned model, measured on 10 000 and 50 000 training samples;")
+    assert cell(field_tables.ranking(data), "FedACG", "λ_max") == "20.00"
+    assert field_sharpness.correlations(data).rows[0][2] == "2"
+    assert "Measured on 10 000 and 50 000 training samples." in field_sharpness.correlations(data).note
+    assert field_sharpness.caption(data).startswith(
+        "A dot for each tuned model, measured on 10 000 and 50 000 training samples;"
+    )
     section = page._field(data)
     (group,) = [g for g in section.groups if g.title == "Flatness and accuracy"]
     assert (group.text, list(group.pictures)) == ("", [])  # of two models there is nothing to draw
@@ -325,7 +329,7 @@ def test_equal_accuracies_share_a_rank(results):
         for r in found.field.rows
     ]
     data = field.field(FieldSources(rows, [], found.field.tunings), found.rows)
-    table = field.ranking(data)
+    table = field_tables.ranking(data)
     assert [(line[0], line[1]) for line in table.rows[:3]] == [
         ("1", "FedDyn"),
         ("1", "FedDyn+MAN"),
@@ -415,9 +419,9 @@ def test_from_tuning_to_the_page(tmp_path, monkeypatch):
     assert all(len(c.series.runs) == 2 for c in data.tuned.cells)
     assert len(data.models) == 4
     assert set(TUNED) >= {c.series.algorithm for c in data.tuned.cells}
-    ranking = field.ranking(data)
+    ranking = field_tables.ranking(data)
     assert [line[0] for line in ranking.rows[:5]] == ["1", "2", "3", "4", "–"]
     assert all("–" not in (*line[2:6], *line[7:]) for line in ranking.rows[:4])  # there is no target
-    assert cell(field.correlations(data), "λ_max of the Hessian", "all") != "–"
+    assert cell(field_sharpness.correlations(data), "λ_max of the Hessian", "all") != "–"
     main_ok(["report", "results", "--out", "report.html"])
     assert '<section id="field"' in (tmp_path / "report.html").read_text(encoding="utf-8")

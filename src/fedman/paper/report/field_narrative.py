@@ -10,21 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from fedman.paper import targets as paper
 from fedman.paper.presets import PARTITIONS, TUNED
 from fedman.paper.report import claims
-from fedman.paper.report.field import (
-    MEASURES,
-    METHODS,
-    PLACE,
-    PLAIN,
-    SIDES,
-    Field,
-    Method,
-    Study,
-    correlation,
-    method_of,
-    penalty_title,
-    spearman,
-)
+from fedman.paper.report.field import METHODS, PLACE, PLAIN, Field, Method, Study, method_of
+from fedman.paper.report.field_sharpness import MEASURES, SIDES, correlation
+from fedman.paper.report.field_tables import penalty_title
 from fedman.paper.report.narrative import share_of
+from fedman.paper.report.rank_correlation import spearman
 from fedman.paper.report.series import MAN, common_seeds, common_seeds_text, gained, method_title
 from fedman.paper.report.tables import points
 

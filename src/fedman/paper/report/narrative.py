@@ -22,6 +22,7 @@ from fedman.paper.report.compare import (
     penalties_title,
 )
 from fedman.paper.report.hessian import Measured, plain_and_penalised
+from fedman.paper.report.rank_correlation import spearman
 from fedman.paper.report.series import MAN, Series, Setting, gained, method_title, part_title, penalties_of
 from fedman.paper.report.tables import difference, points
 from fedman.runs.grid import cells
@@ -109,7 +110,7 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
         for name in paper.TABLES
     }
     runs = {_place(c.series): len(c.series.runs) for d in comparisons if d.in_paper for c in d.cells}
-    sentences = [text for name, of in wanted.items() for text in _gaps(paper.title(name), "cells", of, runs)]
+    sentences = [text for name, of in wanted.items() for text in _gaps(paper.title(name), of, runs)]
     usual = [m for m in measured if not m.variant]
     models = [c for of in wanted.values() for c in of if paper.sharpness(*c[:3], bool(c[3]))]
     for what, has in (
@@ -117,7 +118,7 @@ def missing(comparisons: Sequence[Comparison], measured: Sequence[Measured]) -> 
         ("The Hessian's blocks by layer", lambda m: "layers" in m.best),
         ("The clients' λ_max", lambda m: "clients" in m.best),
     ):
-        sentences += _gaps(what, "cells", models, Counter(_place(m) for m in usual if has(m)))
+        sentences += _gaps(what, models, Counter(_place(m) for m in usual if has(m)))
     return [*sentences, *_left(comparisons)]
 
 
@@ -136,15 +137,15 @@ def _place(of: Setting) -> Place:
     return of.dataset, of.partition, of.algorithm, of.penalty
 
 
-def _gaps(title: str, what: str, wanted: Sequence[Place], seeds: Mapping[Place, int]) -> list[str]:
+def _gaps(title: str, wanted: Sequence[Place], seeds: Mapping[Place, int]) -> list[str]:
     """What has no seed, and how many have fewer than the paper."""
     gaps = Counter(method_title(*place[2:]) for place in wanted if place not in seeds)
     few = sum(place in seeds and seeds[place] < len(SEEDS) for place in wanted)
     if gaps.total() == len(wanted):
-        return [f"{title}: all of its {len(wanted)} {what}."]
+        return [f"{title}: all of its {len(wanted)} cells."]
     methods = ", ".join(f"{method} ({count})" for method, count in gaps.items())
-    told = [f"{gaps.total()} of {len(wanted)} {what}: {methods}"] if gaps else []
-    told += [f"{few} {what} have fewer than {len(SEEDS)} seeds"] if few else []
+    told = [f"{gaps.total()} of {len(wanted)} cells: {methods}"] if gaps else []
+    told += [f"{few} cells have fewer than {len(SEEDS)} seeds"] if few else []
     return [f"{title}: {'; '.join(told)}."] if told else []
 
 
@@ -322,13 +323,6 @@ def _order(data: Comparison) -> list[str]:
             for cell in data.of(partition)
             if cell.target and not math.isnan(cell.series.mean)
         ]
-        if len(both) == 2 * len(METHODS):
-            ours, theirs = (ranks(values) for values in zip(*both, strict=True))
-            found.append(f"{np.corrcoef(ours, theirs)[0, 1]:.2f} ({paper.partition_title(partition)})")
+        if len(both) == 2 * len(METHODS) and (rho := spearman(both)) is not None:
+            found.append(f"{rho:.2f} ({paper.partition_title(partition)})")
     return [f"Rank correlation of the twelve methods with the paper's order: {', '.join(found)}."] if found else []
-
-
-def ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks, ties sharing their mean: Spearman's coefficient is the correlation of these."""
-    v = np.asarray(values)
-    return np.array([(v < x).sum() + ((v == x).sum() + 1) / 2 for x in v])

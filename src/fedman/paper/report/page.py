@@ -20,6 +20,8 @@ from fedman.paper.report import (
     curves,
     field,
     field_narrative,
+    field_sharpness,
+    field_tables,
     hessian,
     narrative,
     partitions,
@@ -217,17 +219,23 @@ def _field(data: field.Field) -> Section:
     columns = min(len(shown.partitions), 3)
     names, penalties = buttons([cell.series for cell in shown.cells])
     here = replace(shown, cells=shown.of(field.PLACE))
-    dots = field.scatter(data)
+    dots = field_sharpness.scatter(data)
     curve = f"Test accuracy on {partition_title(field.PLACE)}; mean over seeds, shaded from lowest to highest."
     groups = [
-        Group(tables=[field.ranking(data)]),
+        Group(tables=[field_tables.ranking(data)]),
         *([_overview(shown, columns)] if shown.cells else []),
         Group("Convergence", curve, curves.convergence(here), 3, names, penalties),
-        Group(tables=[field.gains(data), field.partitions(data), field.penalties(data)]),
-        Group("Flatness and accuracy", field.caption(data) if dots else "", dots, 3, tables=[field.correlations(data)]),
+        Group(tables=[field_tables.gains(data), field_tables.partitions(data), field_tables.penalties(data)]),
+        Group(
+            "Flatness and accuracy",
+            field_sharpness.caption(data) if dots else "",
+            dots,
+            3,
+            tables=[field_sharpness.correlations(data)],
+        ),
     ]
     briefs = field_narrative.briefs(data)
-    return Section("field", "The field after the paper", briefs, groups, [field.tried(data)])
+    return Section("field", "The field after the paper", briefs, groups, [field_tables.tried(data)])
 
 
 def _overview(data: Comparison, columns: int) -> Group:
