@@ -260,7 +260,7 @@ def test_the_page_on_running_names_all_keys_of_execution_and_all_sweeps():
 
 
 def test_tunings_of_the_pages_are_as_printed():
-    from fedman.cli.commands import _rounds, _words
+    from fedman.cli.sweeps import _rounds, _words
     from fedman.config import overrides
     from fedman.paper.presets import find_sweep
     from fedman.runs import results, sweep

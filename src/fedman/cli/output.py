@@ -1,11 +1,15 @@
-"""What commands print: messages, the result of a run, tables."""
+"""What commands print: messages, the result of a run, tables, how to go on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from fedman.errors import Interrupted
 
 if TYPE_CHECKING:
     from fedman.config import Config
@@ -62,3 +66,12 @@ def print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
     console = Console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)
+
+
+@contextmanager
+def say_how_to_resume(command: str) -> Iterator[None]:
+    """Add the command that continues a run to the message of an interruption."""
+    try:
+        yield
+    except Interrupted as error:
+        raise Interrupted(error.signum, f"{error}; go on with{command}") from None
