@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.data import load
 from fedman.flower.app import new_project
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 from tests.federations import forget, simulator
 from tests.flower.deployment import SOURCE, Deployment, TimeLimit
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from faults.federation import CLIENTS, LIAR, SETTINGS, Stage, federation, problem
 from faults.tally import Tally
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.flower.app import new_project
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 from tests.flower.deployment import Deployment
 from tests.flower.local_grid import LocalGrid
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from faults.federation import CLIENTS, HONEST, LIAR, SETTINGS, Stage, federation, problem, simulated
 from faults.tally import Tally
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 from tests.flower.deployment import descendants
 from tests.flower.hostile import ERRORS, GIANT, GIANTS, KINDS, planned, spoil
 from tests.flower.local_grid import LocalGrid

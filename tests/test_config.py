@@ -10,9 +10,10 @@ import pytest
 import fedman
 from fedman.algorithms import ALGORITHMS, hyperparameter, hyperparameters
 from fedman.algorithms.fedavg import FedAvg
-from fedman.config import KEYS, PARTS, Config, Preset, config_class, parse_value, read_toml, registered, resolve
+from fedman.config import KEYS, PARTS, Config, Preset, config_class, parse_value, registered, resolve
 from fedman.errors import UserError
 from fedman.runs.atomic import write_toml
+from fedman.runs.key_text import read_toml
 from fedman.training.settings import Training
 
 SHARED = {

@@ -32,9 +32,9 @@ def test_readme_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
-    from fedman.config import overrides
     from fedman.paper.presets import find_sweep
     from fedman.runs.grid import cells
+    from fedman.runs.key_text import overrides
 
     lines = re.findall(r"^fedman (?:run|sweep) (.*?)(?:  #.*)?$", README, re.MULTILINE)
     assert len(lines) == 2
@@ -133,8 +133,9 @@ def test_coming_from_is_short_and_its_commands_parse():
     ]  # fmt: skip
     for block in re.findall(r"```(?:py|bash|sh|python)\n(.*?)```", page, re.DOTALL):
         assert len(block.splitlines()) <= 10
-    from fedman.config import overrides, resolve
+    from fedman.config import resolve
     from fedman.data import lookup
+    from fedman.runs.key_text import overrides
 
     for line in re.findall(r"^fedman run (.*)$", page, re.MULTILINE):
         assert resolve(overrides(word for word in line.split(" --")[0].split()))
@@ -261,10 +262,10 @@ def test_the_page_on_running_names_all_keys_of_execution_and_all_sweeps():
 
 def test_tunings_of_the_pages_are_as_printed():
     from fedman.cli.sweeps import _rounds, _words
-    from fedman.config import overrides
     from fedman.paper.presets import find_sweep
     from fedman.runs import results, sweep
     from fedman.runs.grid import cells
+    from fedman.runs.key_text import overrides
     from fedman.runs.tune import plan
 
     lines = [*printed_commands("running.md", "tune"), *printed_commands("field.md", "tune")]

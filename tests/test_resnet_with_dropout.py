@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.models.resnet import ResNet18
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 FEDMAN = Path(sys.executable).parent / "fedman"

@@ -8,10 +8,11 @@ import pytest
 import fedman
 from faults.runs import fingerprint
 from fedman import StopRun, Tracker, trackers
-from fedman.config import parse_toml, resolve
+from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import parse_toml
 from tests.federations import SMALL
 
 RECORD = {

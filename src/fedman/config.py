@@ -6,12 +6,10 @@ Training reads plain attributes of `Config` and does not import pydantic.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -20,7 +18,7 @@ from fedman import trackers
 from fedman.aggregation import AGGREGATIONS, Aggregation
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.data import SPECS, is_path, lookup, natural_clients, rules
-from fedman.errors import UserError, did_you_mean, nearest, one_line, shown
+from fedman.errors import UserError, did_you_mean, nearest, shown
 from fedman.models import ANY_SHAPE, MODELS
 from fedman.optimizers import OPTIMIZERS, LocalOptimizer
 from fedman.parts import Hyper, Registry, hints, hyperparameters
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from fedman.data import Dataset
 
 CUSTOM = "custom"  # arrays or a module passed in from Python
-MAX_BYTES = 1 << 20  # of a configuration file
-MAX_DOTS = 2000  # in it
 MAX_MISTAKES = 40  # in one message
 HELD_OUT = 0.1  # `validation` of a tuning, where no other share is given
 TRAINING = Training()  # the defaults
@@ -436,43 +432,3 @@ def _found(config: Config, kind: str) -> Any:
         return PARTS[kind][getattr(config, kind)]
     except UserError:
         return None
-
-
-def overrides(words: Iterable[str]) -> dict[str, str]:
-    """KEY=VALUE words of a command line as a mapping."""
-    values: dict[str, str] = {}
-    for word in words:
-        key, sign, value = (part.strip() for part in word.partition("="))
-        if not sign or not key:
-            raise UserError(f"{shown(word)}: expected KEY=VALUE, as in zeta=0.15")
-        if key in values:
-            raise UserError(f"{key}: given twice, as {shown(values[key])} and {shown(value)}")
-        values[key] = value
-    return values
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The keys of a TOML file."""
-    try:
-        with open(path, "rb") as file:
-            return parse_toml(file.read(MAX_BYTES + 1), path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-
-
-def parse_toml(content: bytes, path: str | Path) -> dict[str, Any]:
-    """The keys in the contents of a TOML file; `path` names it in errors."""
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{path}: has more than {MAX_BYTES} bytes, which no configuration needs")
-    if content.count(b".") > MAX_DOTS:  # of a dotted key, whose time grows with the square of its length
-        raise UserError(f"{path}: has more than {MAX_DOTS} dots, which no configuration needs")
-    try:
-        values = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a TOML file: {one_line(error)}") from None
-    tables = [key for key, value in values.items() if isinstance(value, dict)]
-    if tables:
-        raise UserError(f"{path}: keys are flat; [{tables[0]}] is a table")
-    if "tensorboard" in values and values.pop("tensorboard"):  # the key of earlier versions
-        values.setdefault("log", "tensorboard")
-    return values

@@ -8,10 +8,10 @@ import torch
 
 import fedman
 from fedman.aggregation import AGGREGATIONS
-from fedman.config import overrides
 from fedman.paper.presets import find_sweep
 from fedman.parts import hyperparameters
 from fedman.runs.grid import cells
+from fedman.runs.key_text import overrides
 from fedman.training.attacks import ATTACKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8").split("## Poisoning")[1]

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fedman.algorithms import ALGORITHMS
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.flower.app import new_project
 from fedman.flower.exchange import exchange
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 from tests.flower.deployment import Deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from flwr.app import Array, Message
 
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.data import load
 from fedman.errors import TooFew
 from fedman.flower.server import serve
 from fedman.flower.server_options import ServerOptions
+from fedman.runs.key_text import overrides
 from tests.federations import simulator
 from tests.flower.hostile import KINDS, spoil
 from tests.flower.local_grid import LocalGrid

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedman.config import read_toml
 from fedman.errors import UserError
 from fedman.flower.server_options import OPTIONS_FILE, ServerOptions, refuse_changed, save_options, split_options
+from fedman.runs.key_text import read_toml
 
 ROOT = Path(__file__).parents[2]
 

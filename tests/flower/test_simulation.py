@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from fedman.cli.commands import main
-from fedman.config import overrides, resolve
+from fedman.config import resolve
 from fedman.runs import experiment
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 FEDMAN = Path(sys.executable).parent / "fedman"

@@ -12,6 +12,7 @@ from fedman.errors import UserError
 from fedman.runs import sweep, tune
 from fedman.runs.folder import RunFolder, locked
 from fedman.runs.grid import Grid, Sweep, cells
+from fedman.runs.key_text import read_toml
 from fedman.runs.records import Headline
 from fedman.runs.tune import Played, Setting, progress
 from tests.cli.command_line import main_ok, refused
@@ -121,7 +122,7 @@ def test_the_choice_as_a_file_a_sweep_and_a_table(tuned, capsys):
     plan, out, _ = tuned
     tune.write(plan, out)
     (best,) = tune.choices(tune.read(out / "tune.json"), out)
-    config = resolve(fedman.config.read_toml(out / "best.toml"))
+    config = resolve(read_toml(out / "best.toml"))
     assert (config.lr, config.validation, config.rounds) == (best["varied"]["lr"], 0.0, 4)
     assert config.eval_every == 1
     main_ok(["tune", "--best", "--out", str(out)])

@@ -45,9 +45,10 @@ def show(
 
     fedman data show --preset cifar100-dir0.3 --plot partition.png
     """
-    from fedman.config import overrides, resolve
+    from fedman.config import resolve
     from fedman.data import load, partition, partition_picture
     from fedman.paper.presets import find_preset
+    from fedman.runs.key_text import overrides
 
     settings = resolve(overrides(keys or []), find_preset(preset))
     data = load(*settings.source)

@@ -49,7 +49,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="go on from the last chec
 
 def given_keys(keys: list[str] | None, config: Path | None) -> dict[str, Any]:
     """The keys of the file and of the command line, which takes precedence."""
-    from fedman.config import overrides, read_toml
+    from fedman.runs.key_text import overrides, read_toml
 
     return {**(read_toml(config) if config else {}), **overrides(keys or [])}
 
@@ -63,7 +63,7 @@ def run_keys(
     files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The given keys; if a run is resumed without a preset, on top of those in its folder, in `files` too."""
-    from fedman.config import read_toml
+    from fedman.runs.key_text import read_toml
 
     given = given_keys(keys, config)
     if resume and out is None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fedman.config import overrides, read_toml, resolve
+from fedman.config import resolve
 from fedman.errors import Diverged, Interrupted, TooFew, UserError
 from fedman.flower.server import FAILED, serve
 from fedman.flower.server_options import OPTIONS_FILE, split_options
 from fedman.paper.presets import find_preset
 from fedman.runs.atomic import write_json
 from fedman.runs.folder import RunFolder
+from fedman.runs.key_text import overrides, read_toml
 from fedman.runs.records import Headline, RoundRecord, figures
 from fedman.runs.signals import stop_on_signal
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedman.config import format_errors, read_toml
+from fedman.config import format_errors
 from fedman.errors import UserError
 from fedman.flower.screen import FACTOR
 from fedman.runs.atomic import write_toml
+from fedman.runs.key_text import read_toml
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 

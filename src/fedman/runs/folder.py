@@ -15,6 +15,7 @@ from fedman.errors import UserError, one_line
 from fedman.runs import manifest, records
 from fedman.runs.atomic import json_text, left_behind, toml_text, write_text, write_whole, writing
 from fedman.runs.checksums import Chain, file_sha256, is_summed, sha256
+from fedman.runs.key_text import parse_toml
 from fedman.runs.manifest import MANIFEST
 from fedman.runs.records import Divergence, Ending, RoundRecord, Settings, Summary
 
@@ -200,8 +201,6 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """The keys in `config.toml`."""
-        from fedman.config import parse_toml
-
         return parse_toml(self._content(self.config), self.config)
 
     def write_models(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
