@@ -11,7 +11,7 @@ import torch
 import fedman
 from faults.tally import Tally
 from fedman.algorithms import ALGORITHMS
-from fedman.runs.experiment import Result
+from fedman.runs.result import Result
 
 KEYS: dict[str, Any] = {
     "model": "small_cnn", "clients": 10, "participation": 0.4, "rounds": 4, "epochs": 1, "batch_size": 20,

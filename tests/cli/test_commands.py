@@ -472,7 +472,7 @@ def test_version_and_the_names_a_shell_completes(capsys, monkeypatch):
 
 def test_a_sweep_says_which_runs_are_left_and_plays_only_those(workplace, tmp_path, capsys, monkeypatch):
     words = ["sweep", "--preset", "digits", "model=mlp", "rounds=1", "zeta=0,0.15", "seed=0,1"]
-    monkeypatch.setattr("fedman.runs.experiment.source", lambda: {"commit": "a", "changed": False})
+    monkeypatch.setattr("fedman.runs.run_under_way.source", lambda: {"commit": "a", "changed": False})
     main_ok([*words[:-1], "seed=0", "--out", "there"])
     main_ok(["results", "there", "--out", "kept/mine.jsonl", "--committed"])
     capsys.readouterr()

@@ -18,7 +18,7 @@ from faults.runs import fingerprint
 from fedman.config import resolve
 from fedman.errors import UserError
 from fedman.execution.device import pick_precision
-from fedman.runs import checkpoint, experiment, results
+from fedman.runs import checkpoint, experiment, results, run_under_way
 from fedman.runs.checksums import Chain, digest
 from fedman.runs.folder import RunFolder
 from fedman.runs.records import is_explained
@@ -320,7 +320,7 @@ def test_a_result_names_all_code_that_computed_its_rounds(tmp_path, monkeypatch,
     """It is explained if commits have all of it."""
     first, second = {"commit": "a", "changed": changed}, {"commit": "b", "changed": False}
     for source, rounds in ((first, 1), (second, 2), (second, 9)):
-        monkeypatch.setattr(experiment, "source", lambda source=source: source)
+        monkeypatch.setattr(run_under_way, "source", lambda source=source: source)
         with contextlib.suppress(KeyboardInterrupt):
             fedman.run(**KEYS, out=tmp_path, resume=source is second, progress=stop_after(rounds))
     summary = RunFolder(tmp_path).ending()

@@ -30,9 +30,11 @@ from fedman.parts import hyperparameters
 from fedman.runs import checkpoint
 from fedman.runs.atomic import writing
 from fedman.runs.build import Built, build
-from fedman.runs.experiment import Progress, Result, Run, finished_result, play
+from fedman.runs.experiment import finished_result, play
 from fedman.runs.folder import RunFolder
-from fedman.runs.records import decisive
+from fedman.runs.records import Progress, decisive
+from fedman.runs.result import Result
+from fedman.runs.run_under_way import Run
 from fedman.runs.signals import stop_on_signal
 from fedman.trackers import require_packages
 

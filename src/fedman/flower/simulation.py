@@ -25,7 +25,9 @@ from fedman.flower.node import ALLOW
 from fedman.flower.server import refuse_simulated, serve
 from fedman.flower.server_options import OPTIONS_FILE, ServerOptions
 from fedman.flower.worker import SHARED
-from fedman.runs.experiment import Progress, Result, finished_result
+from fedman.runs.experiment import finished_result
+from fedman.runs.records import Progress
+from fedman.runs.result import Result
 from fedman.runs.signals import stop_on_signal
 
 
