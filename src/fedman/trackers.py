@@ -92,7 +92,8 @@ class MLflow(Tracker):
         for word in ("diverged", "stopped"):
             if ending and word in ending:
                 self.client.set_tag(self.id, word, ending[word])
-        self.client.set_terminated(self.id, "KILLED" if ending is None else _failed("FAILED", ending) or "FINISHED")
+        failed = ending is not None and "diverged" in ending
+        self.client.set_terminated(self.id, "KILLED" if ending is None else "FAILED" if failed else "FINISHED")
 
 
 class WandB(Tracker):
@@ -122,7 +123,7 @@ class WandB(Tracker):
 
     def close(self, ending: Mapping[str, Any] | None) -> None:
         self.run.summary.update({word: ending[word] for word in ("diverged", "stopped") if ending and word in ending})
-        self.run.finish(exit_code=255 if ending is None else int(bool(_failed("1", ending))))
+        self.run.finish(exit_code=255 if ending is None else int("diverged" in ending))
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
@@ -179,7 +180,3 @@ def numbers(record: Mapping[str, Any], joint: str) -> Numbers:
                 yield name, value
 
     return {name: v for name, v in flat() if name != "round" and isinstance(v, int | float)}
-
-
-def _failed(word: str, ending: Mapping[str, Any]) -> str:
-    return word if "diverged" in ending else ""
