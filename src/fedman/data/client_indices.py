@@ -12,7 +12,7 @@ from fedman.errors import UserError, one_line
 
 
 def check_parts(
-    where: str, parts: Any, samples: int, clients: int | None = None, names: Sequence[str] | None = None
+    where: str, parts: Any, samples: int, clients: int | None, names: Sequence[str] | None = None
 ) -> list[np.ndarray]:
     """`parts` as int64 arrays in ascending order, if they are whole numbers in 0 to `samples` − 1, none of them twice
     and no part empty. There must be as many parts as `clients` and as `names`, where these are given."""
@@ -61,7 +61,7 @@ def _indices(where: str, part: Any, samples: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def parts_of(where: str, owners: np.ndarray, samples: int, clients: int | None = None) -> list[np.ndarray]:
+def parts_of(where: str, owners: np.ndarray, samples: int, clients: int | None) -> list[np.ndarray]:
     """The parts of clients 0 to N − 1 from the client's number of each sample."""
     if len(owners) != samples:
         raise UserError(f"{where}: has {len(owners)} client numbers for {samples} training samples")

@@ -123,7 +123,7 @@ class Demonstration:
         return f"{'; '.join(texts)}: {min(ratios):.2g} to {max(ratios):.2g} times, layer by layer"
 
 
-def demonstrate(seed: int = 0, follow: Follow = lambda what, done, total: None) -> Demonstration:
+def demonstrate(seed: int, follow: Follow) -> Demonstration:
     """Train both federations and check the theory on them."""
     statements: dict[str, list[Statement]] = {}
     paths: dict[str, Paths] = {}
