@@ -36,7 +36,7 @@ PAGES = (
     "docs/field.md",
     "docs/models.md",
     "docs/text.md",
-    "docs/reliability.md",
+    "docs/poisoning.md",
     "results/README.md",
 )
 DOCUMENTS = tuple(ROOT / page for page in PAGES)

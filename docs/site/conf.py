@@ -21,6 +21,7 @@ PAGES = {
         "docs/models",
         "docs/data",
         "docs/text",
+        "docs/poisoning",
     ],
     "Measure": [
         "docs/flatness",
