@@ -18,6 +18,7 @@ from fedman.execution.device import pick_device, pick_precision
 from fedman.paper.flatness import flatness_json
 from fedman.paper.flatness.finished_runs import (
     MODELS,
+    FinishedRun,
     Follow,
     read_run,
     restore,
@@ -69,18 +70,9 @@ def measure(
     """
     device = pick_device(device)
     pick_precision(request.precision, device)
-    folders = _distinct(folders)
-    lost = [folder for folder in folders if RunFolder(folder).diverged.exists()]
-    if 0 < len(lost) < len(folders):
-        folders = [folder for folder in folders if folder not in lost]
-        screen.say(f"not measured, as they diverged: {' '.join(map(str, lost))}")
+    folders = _without_diverged(_distinct(folders), screen)
     runs = [read_run(folder) for folder in folders]
-    known: dict[Path, dict[str, Measurements]] = {}
-    for folder in folders:
-        place = folder / flatness_json.NAME
-        known[folder] = flatness_json.read(place)["models"] if place.exists() else {}
-        if not os.access(folder, os.W_OK):
-            raise UserError(f"{folder}: cannot write here")
+    known = {folder: _known(folder) for folder in folders}
     if missing and request.landscape == "top":
         raise UserError(
             "missing: with directions top all runs are measured, as they share the first one's eigenvectors"
@@ -111,13 +103,7 @@ def measure(
             measurer = Measurer(
                 model, run.config.make_task(), samples_on_device, selection.clients, request, told, directions
             )
-            try:
-                for measurement in measurer.run():
-                    flatness_json.add(run.folder, run.about, which, *measurement)
-            except torch.OutOfMemoryError:
-                batch = measurer.options["batch_size"]
-                message = f"batch-size: {batch} samples at once do not fit the device's memory"
-                raise UserError(f"{message}; take less, or --drop-graphs") from None
+            _record(measurer, run, which)
             directions = measurer.directions
             del measurer, samples_on_device  # before the next is on the device
     show(folders, models, screen)
@@ -126,6 +112,35 @@ def measure(
     else:
         names = " ".join(map(str, folders))
         screen.say(f"no pictures: matplotlib is not installed; draw them anywhere with fedman flatness --plot {names}")
+
+
+def _without_diverged(folders: list[Path], screen: Screen) -> list[Path]:
+    """Of several runs those that did not diverge, unless all did."""
+    lost = [folder for folder in folders if RunFolder(folder).diverged.exists()]
+    if not 0 < len(lost) < len(folders):
+        return folders
+    screen.say(f"not measured, as they diverged: {' '.join(map(str, lost))}")
+    return [folder for folder in folders if folder not in lost]
+
+
+def _known(folder: Path) -> dict[str, Measurements]:
+    """What has been measured of a run's models; more can be written to its folder."""
+    place = folder / flatness_json.NAME
+    found = flatness_json.read(place)["models"] if place.exists() else {}
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder}: cannot write here")
+    return found
+
+
+def _record(measurer: Measurer, run: FinishedRun, which: str) -> None:
+    """Make the measurements of a model, and write each as soon as it is there."""
+    try:
+        for measurement in measurer.run():
+            flatness_json.add(run.folder, run.about, which, *measurement)
+    except torch.OutOfMemoryError:
+        batch = measurer.options["batch_size"]
+        message = f"batch-size: {batch} samples at once do not fit the device's memory"
+        raise UserError(f"{message}; take less, or --drop-graphs") from None
 
 
 def plot(folders: Sequence[Path], models: Sequence[str], out: Path | None, screen: Screen) -> None:
