@@ -17,6 +17,7 @@ import fedman
 from fedman import api
 from fedman.algorithms import ALGORITHMS
 from fedman.config import KEYS, PARTS, Config, resolve
+from tests.runs.killed import run_killed
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -253,15 +254,7 @@ def test_clients_that_files_name_are_the_clients_of_the_run(tmp_path):
 def test_a_run_with_a_partition_of_its_own_is_resumed(tmp_path):
     keys = {"dataset": ARRAYS, "partition": [np.arange(40), np.arange(40, 60)], **QUICK, "checkpoint_seconds": 0.0}
 
-    class Enough(Exception):
-        pass
-
-    def stop(record):
-        if record["round"] == 1:
-            raise Enough
-
-    with pytest.raises(Enough):
-        fedman.run(**keys, out=tmp_path, progress=stop)
+    run_killed(1, **keys, out=tmp_path)
     played = []
     found = fedman.run(**keys, out=tmp_path, resume=True, progress=lambda r: played.append(r["round"]))
     assert played == [2]

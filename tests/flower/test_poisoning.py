@@ -17,6 +17,7 @@ from fedman.training.attacks import SignFlip
 from tests.flower.hostile import with_w
 from tests.flower.local_grid import LocalGrid
 from tests.flower.test_server import FAST, KEYS, about, train_only
+from tests.runs.killed import Killed, die_after
 
 LENIENT = FAST.model_copy(update={"norm_bound": 1e6, "keep_last": False})
 
@@ -65,15 +66,9 @@ def test_a_run_with_a_rule_resumes_to_the_same_bits_and_its_clients_are_not_told
     assert set(whole.models) == {"sel", "cloud"}
     assert not any("trim" in text or "aggregation" in text for text in told)
 
-    class Kill(BaseException):
-        pass
-
-    def die(record):
-        raise Kill
-
     grid = LocalGrid.of(config.clients, tmp_path / "other")
-    with pytest.raises(Kill):
-        serve(grid, config, FAST, out=tmp_path / "stopped", device="cpu", progress=die)
+    with pytest.raises(Killed):
+        serve(grid, config, FAST, out=tmp_path / "stopped", device="cpu", progress=die_after(1))
     again = serve(grid, config, FAST, out=tmp_path / "stopped", device="cpu", resume=True)
     assert len(again.rounds) == 2
     assert all(torch.equal(v, again.models["cloud"][name]) for name, v in whole.models["cloud"].items())

@@ -29,6 +29,7 @@ from tests.federations import (
     together,
 )
 from tests.reference import objective
+from tests.runs.killed import run_killed
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 OPTIMIZERS = {
@@ -128,15 +129,7 @@ def test_resume_gives_the_same_bits(optimizer, tmp_path):
     keys |= {"momentum": 0.9} if optimizer == "sgd" else {}
     whole = fedman.run(**keys)
 
-    class Kill(BaseException):
-        pass
-
-    def die(record):
-        if record["round"] == 3:
-            raise Kill
-
-    with pytest.raises(Kill):
-        fedman.run(**keys, out=tmp_path, progress=die)
+    run_killed(3, **keys, out=tmp_path)
     again = fedman.run(**keys, out=tmp_path, resume=True)
     for model, parameters in whole.models.items():
         assert all(torch.equal(again.models[model][name], v) for name, v in parameters.items())

@@ -33,6 +33,7 @@ from fedman.runs.build import build as build_runs
 from fedman.runs.folder import RunFolder
 from fedman.tasks import Classification
 from tests.federations import SMALL
+from tests.runs.killed import run_killed
 
 FEDMAN = [sys.executable, "-c", "from fedman.cli.commands import main; main()"]
 
@@ -151,16 +152,7 @@ def test_resume_from_any_checkpoint_gives_the_same_bits(tmp_path, algorithm):
     fedman.run(**keys, out=tmp_path / "whole")
     for stop in (1, 3):
         out = tmp_path / f"stopped{stop}"
-
-        class Kill(BaseException):
-            pass
-
-        def die(record, stop=stop, Kill=Kill):
-            if record["round"] == stop:
-                raise Kill
-
-        with pytest.raises(Kill):
-            fedman.run(**keys, out=out, progress=die)
+        run_killed(stop, **keys, out=out)
         with open(out / "rounds.jsonl", "a") as file:
             file.write('{"round": 99, "half a li')
         seen = []

@@ -19,6 +19,7 @@ from fedman.training.attacks import Attack, Collusion, Hostile, LabelFlip, Scale
 from fedman.training.check_parts import check_attack
 from tests.cases import CASES
 from tests.federations import SMALL, TRAINING, play, samples, simulation
+from tests.runs.killed import run_killed
 
 COHORT, THEIRS = [0, 2, 3, 5], [2, 5]
 SHORT = replace(TRAINING, epochs=1, batch_size=10)
@@ -154,15 +155,7 @@ def test_resume_gives_the_same_bits(tmp_path, rule, attack):
     keys |= {"checkpoint_seconds": 0.0}
     whole = fedman.run(**keys, out=tmp_path / "whole")
 
-    class Kill(BaseException):
-        pass
-
-    def die(record):
-        if record["round"] == 3:
-            raise Kill
-
-    with pytest.raises(Kill):
-        fedman.run(**keys, out=tmp_path / "stopped", progress=die)
+    run_killed(3, **keys, out=tmp_path / "stopped")
     again = fedman.run(**keys, out=tmp_path / "stopped", resume=True)
     for model, weights in whole.models.items():
         assert all(torch.equal(v, again.models[model][name]) for name, v in weights.items())

@@ -26,6 +26,7 @@ from fedman.training.federation import OWN
 from fedman.training.settings import BUFFERS
 from tests.federations import COHORTS, SIZES, SMALL, TRAINING, Loop, batches, play, samples, simulation, together
 from tests.masks import kept, step_key
+from tests.runs.killed import run_killed
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 HOW = replace(TRAINING, zeta=0.0, batch_size=7)  # no client has a batch of one sample
@@ -221,15 +222,7 @@ def test_resume_gives_the_same_bits(tmp_path):
     keys = {**RUN, "batch_norm": "local", "checkpoint_seconds": 0.0, "rounds": 3}
     whole = fedman.run(**keys)
 
-    class Kill(BaseException):
-        pass
-
-    def die(record):
-        if record["round"] == 2:
-            raise Kill
-
-    with pytest.raises(Kill):
-        fedman.run(**keys, out=tmp_path, progress=die)
+    run_killed(2, **keys, out=tmp_path)
     again = fedman.run(**keys, out=tmp_path, resume=True)
     for name, model in whole.models.items():
         assert all(torch.equal(again.models[name][key], v) for key, v in model.items())
