@@ -46,7 +46,7 @@ TARGETS = {
     "algorithms": Target(
         "algorithms/*.py", (REFERENCE, "algorithms/test_identities.py", "algorithms/test_registry.py")
     ),
-    "the MAN term": Target("penalties/man.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
+    "the MAN term": Target("penalties/m*.py", tuple(f"penalties/test_man{part}.py" for part in MAN)),
     "screening in the simulator": Target("training/aggregate.py", ("training/test_rounds.py", REFERENCE)),
     "validation part": Target("data/validation.py", ("data/test_validation.py",)),
     "successive halving": Target("runs/tune.py", ("runs/test_tune.py",), ("progress", "Played.score")),

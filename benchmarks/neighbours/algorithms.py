@@ -45,7 +45,8 @@ import fedman
 from fedman.algorithms import ALGORITHMS, Algorithm
 from fedman.models import build
 from fedman.penalties import MAN, HiddenMAN
-from fedman.penalties.man import ActivationNorm, mean_square
+from fedman.penalties.man import ActivationNorm
+from fedman.penalties.measures import mean_square
 
 TOLERANCE = 1e-13
 ADAM = f"server_lr={SERVER_LR} beta1={MOMENTUM} beta2={BETA2} tau={TAU}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedman.kernels.convnet import StackedConvNet
 from fedman.models.convnet import ConvNet, cifar_cnn, small_cnn, tiny_cnn
-from fedman.penalties.man import mean_square, mean_square_and_variance
+from fedman.penalties.measures import mean_square, mean_square_and_variance
 from tests.kernels import kernel_reference as reference
 from tests.kernels.kernel_checks import GRADIENT, LATER, PRECISIONS, TOLERANCE, relative, with_precisions
 

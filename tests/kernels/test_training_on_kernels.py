@@ -15,7 +15,7 @@ from fedman.models.convnet import ConvNet
 from fedman.models.mlp import MLP
 from fedman.penalties import MAN, ActivationL1, HiddenMAN, LogitsMAN
 from fedman.penalties.activation_norms import MeanSquares
-from fedman.penalties.man import mean_square, mean_square_and_variance
+from fedman.penalties.measures import mean_square, mean_square_and_variance
 from fedman.tasks import Classification, MultiLabel
 from fedman.training.batches import Samples
 from fedman.training.settings import Training

@@ -11,7 +11,7 @@ from fedman.execution.base import Batch
 from fedman.execution.vmapped import Vmapped
 from fedman.models import MODELS, OF_IDS, ManVariant, build, man_variant, takes_ids
 from fedman.penalties import MAN
-from fedman.penalties.man import MEASURES
+from fedman.penalties.measures import MEASURES
 from fedman.tasks import Classification
 
 

@@ -30,7 +30,8 @@ from fedman.penalties import (
     check_terms,
     mean_squares_of,
 )
-from fedman.penalties.man import ActivationNorm, mean_square, mean_square_and_variance
+from fedman.penalties.man import ActivationNorm
+from fedman.penalties.measures import mean_square, mean_square_and_variance
 
 Array = np.ndarray
 

@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 from fedman.errors import UserError
 from fedman.models import build
 from fedman.penalties import ActivationL1, attach
-from fedman.penalties.man import ActivationNorm, mean_square_and_variance
+from fedman.penalties.man import ActivationNorm
+from fedman.penalties.measures import mean_square_and_variance
 from tests.penalties.man_cases import close
 
 

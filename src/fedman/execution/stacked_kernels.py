@@ -13,7 +13,7 @@ from fedman import kernels
 from fedman.execution.base import Batch, Execution
 from fedman.models.convnet import ConvNet
 from fedman.penalties import Penalty, mean_squares_of
-from fedman.penalties.man import Measure, mean_square, mean_square_and_variance
+from fedman.penalties.measures import Measure, mean_square, mean_square_and_variance
 from fedman.tasks import Classification, Task
 
 SAMPLES = 500  # of a test set for each copy of the model: the kernels want several rows

@@ -15,7 +15,7 @@ from fedman.penalties.base import Penalty, Terms
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedman.penalties.man import Measure
+    from fedman.penalties.measures import Measure
 
 VARIANTS = ", ".join(f"{name} (model {v.model})" if v.model else name for name, v in MAN_VARIANTS.items())
 
@@ -45,7 +45,7 @@ class MAN(MeanSquares):
     man_variant: str = hyperparameter("formula", f"form of the MAN term: {VARIANTS}")
 
     def measured(self) -> tuple[Mapping[str, Measure] | None, bool]:
-        from fedman.penalties.man import MEASURES
+        from fedman.penalties.measures import MEASURES
 
         layers = man_variant(None, self.man_variant).layers
         return None if layers is None else {name: MEASURES[m] for name, m in layers.items()}, self.man_logits
@@ -83,7 +83,8 @@ class ActivationL1(Penalty):
     title = "L1"
 
     def attach(self, model: nn.Module) -> Terms:
-        from fedman.penalties.man import ActivationNorm, mean_absolute
+        from fedman.penalties.man import ActivationNorm
+        from fedman.penalties.measures import mean_absolute
 
         return ActivationNorm(model, measure=mean_absolute)
 

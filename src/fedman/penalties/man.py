@@ -9,14 +9,14 @@ the mean of squares of a layer's entries; a client's loss is L + ζR.
     loss = cross_entropy(model(x), y) + 0.15 * man()
 
 This file finds the activations; `fedman.penalties.recurrent` knows where recurrent layers have their samples,
-`fedman.penalties.autograd` measures.
+`fedman.penalties.autograd` computes the mean of squares, `fedman.penalties.measures` has what else can be measured.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial, reduce
 from itertools import chain, count
@@ -38,10 +38,9 @@ from fedman.penalties.autograd import (
     tap_of,
     transforms_active,
 )
+from fedman.penalties.measures import Measure, OfBatch
 from fedman.penalties.recurrent import CELLS, RECURRENT, PackedSequence, by_samples, samples_first
 
-OfBatch = Callable[[Tensor | None], Tensor]
-Measure = Callable[[Tensor], Tensor | OfBatch]
 Layers = str | Iterable[str] | Mapping[str, Measure] | None
 
 ACTIVATION_MODULES = tuple(
@@ -61,39 +60,6 @@ ACTIVATION_FUNCTIONS: dict[Any, str] = {
     if (function := getattr(home, spelling, None)) is not None
 }  # fmt: skip
 CHECKPOINT: CodeType = inspect.unwrap(checkpoint).__code__
-
-
-def mean_square(a: Tensor) -> Tensor:
-    """MAN's measure of a layer: each sample's mean of squares, [B, ...] to [B]."""
-    return a.square().flatten(1).mean(1)
-
-
-def mean_square_and_variance(a: Tensor) -> OfBatch:
-    """`mean_square`, plus a feature's unbiased variance over the batch (0 for one sample), averaged over features.
-
-    A sample without weight, as padding has none, is not in the batch.
-    """
-    squares = mean_square(a)
-
-    def values(weight: Tensor | None) -> Tensor:
-        if weight is None:
-            return squares + a.var(0, correction=min(1, len(a) - 1)).mean()
-        kind, rows = torch.finfo(weight.dtype), a.flatten(1)
-        share = (weight / weight.sum().clamp_min(kind.tiny))[:, None]
-        variance = (share * (rows - (share * rows).sum(0)).square()).sum(0).mean()
-        unbiased = variance / (1 - share.square().sum()).clamp_min(kind.eps)  # n samples of equal shares: 1 − 1/n
-        return squares + unbiased.to(squares.dtype)
-
-    return values
-
-
-def mean_absolute(a: Tensor) -> Tensor:
-    """Each sample's mean of absolute values, [B, ...] to [B]; half precision is summed in float32."""
-    return (a.float() if a.itemsize == 2 else a).abs().reshape(*a.shape[:1], -1).mean(-1)
-
-
-MEASURES: dict[str, Measure] = {f.__name__: f for f in (mean_square, mean_square_and_variance)}
-"""The measures that a model's registry entry can name."""
 
 
 @dataclass
