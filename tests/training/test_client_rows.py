@@ -117,7 +117,7 @@ def test_without_a_disk_a_lack_of_memory_is_one_line(rooms):
         save(rows, [4], new_rows([4], random.Random(0)))
 
 
-@pytest.mark.parametrize("available, total, fits", [(50, 100_000, 20), (50, 100, 40), (4, 100_000, 0)])
+@pytest.mark.parametrize(("available", "total", "fits"), [(50, 100_000, 20), (50, 100, 40), (4, 100_000, 0)])
 def test_few_rows_fit_though_others_fill_the_memory(monkeypatch, available, total, fits):
     """Less than a tenth was free, and rows of some kilobytes were refused."""
     slab = Slabs(START, 10, CPU, pinned=False)
