@@ -10,8 +10,9 @@ import pytest
 import fedman
 from fedman.errors import UserError
 from fedman.runs import folder as folder_module
-from fedman.runs import manifest, row_file
+from fedman.runs import manifest, records, row_file
 from fedman.runs.atomic import staged_name
+from fedman.runs.checksums import sha256
 from fedman.runs.folder import SUMMARY as FILE
 from fedman.runs.folder import RunFolder, find_runs
 from tests.runs.run_records import RECORD, SUMMARY
@@ -182,6 +183,41 @@ def test_checkpoints_are_not_written_elsewhere(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: is a symbolic link, which is not followed"):
         fedman.run(**SMALL, checkpoint_seconds=0.0, out=tmp_path / "run")
     assert [p.read_text() for p in elsewhere.iterdir()] == ["mine"]
+
+
+# --- readers beside a run ------------------------------------------------------------------------------------------
+
+
+def test_a_run_can_be_read_at_every_moment(tmp_path, monkeypatch):
+    """An ending is listed before it is there, so that a kill leaves nothing unlisted; a reader was told of damage."""
+    found, real = [], os.replace
+
+    def read_around(staged, path):
+        for step in (lambda: None, lambda: real(staged, path)):
+            step()
+            reader = RunFolder(tmp_path)
+            found.append((reader.ending() is not None, len(reader.read_rounds())))
+
+    monkeypatch.setattr("fedman.runs.atomic.os.replace", read_around)
+    fedman.run(**{**SMALL, "rounds": 1}, keep_state=True, out=tmp_path)
+    fedman.run(**{**SMALL, "rounds": 2}, keep_state=True, resume=True, out=tmp_path)
+    assert {*found} == {(False, 0), (False, 1), (True, 1), (False, 2), (True, 2)}
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"summary\.json: is missing, though manifest\.json lists it"):
+        RunFolder(tmp_path).ending()
+
+
+def test_a_file_that_was_written_while_it_was_read_is_read_again(finished, monkeypatch):
+    real, new = records.content, json.dumps(SUMMARY | {"seconds": 2.0})
+
+    def meanwhile(path):
+        if path.name == "summary.json" and path.read_text() != new:
+            path.write_text(new)
+            manifest.write(path.parent, {path.name: sha256(new.encode())})
+        return real(path)
+
+    monkeypatch.setattr(records, "content", meanwhile)
+    assert finished.ending()["seconds"] == 2.0
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

@@ -236,8 +236,22 @@ class RunFolder:
         return list(listed)
 
     def _has(self, path: Path) -> bool:
-        """Whether a file is there, or should be."""
-        return path.exists() or path.name in manifest.read(self.path)
+        """Whether a file is there, or should be: the manifest lists it and nobody is about to write it."""
+        return path.exists() or (path.name in manifest.read(self.path) and not self._is_written())
+
+    def _is_written(self) -> bool:
+        """Whether a process writes to this folder."""
+        try:
+            lock = _open(str(self.path / LOCK), os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+        return False
 
     def _content(self, path: Path) -> bytes:
         return manifest.content(path)

@@ -68,5 +68,7 @@ def content(path: Path) -> bytes:
         raise UserError(f"{path}: is missing, though {MANIFEST} lists it")
     found = records.content(path)
     if sha256(found) != listed[path.name]:
+        if read(path.parent) != listed:  # a run writes here
+            return content(path)
         raise UserError(f"{path}: damaged (its sha256 is not the one in {MANIFEST})")
     return found
