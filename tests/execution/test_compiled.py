@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedman.execution.compiled import compile_graph
+from fedman.execution import compiled
+from fedman.execution.compiled import compile_graph, trace
 
 
 def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -30,3 +31,21 @@ def test_operations_in_bf16_are_rounded_once(deterministic, tmp_path, monkeypatc
     assert given.dtype == torch.bfloat16
     torch.testing.assert_close(given.double(), exact, rtol=2**-8, atol=1e-6)  # half a unit in the last place, and a bit
     assert rounded_each > 2 * (given.double() - exact).abs().max()
+
+
+def test_numbers_written_into_a_tensor_are_where_it_is():
+    """A CUDA graph cannot copy them from the host; "meta" stands for a device."""
+
+    def write(x):
+        x = x.clone()
+        x[:, 0] = 1
+        return (x,)
+
+    graph = trace(write, [torch.zeros(3, 2)])
+    assert graph(torch.zeros(3, 2))[0].tolist() == [[1, 0]] * 3
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.fill_.Tensor:
+            node.meta["val"] = torch.empty(3, device="meta")
+    compiled.bring_numbers(graph)
+    numbers = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    assert [v.device.type for v in numbers] == ["meta"]

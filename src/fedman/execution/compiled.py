@@ -60,7 +60,19 @@ def trace(function: Function, example: Sequence[Tensor]) -> torch.fx.GraphModule
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _compiling_state_context(), torch.enable_grad():  # torch.compiler.is_compiling() is true in it
-        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    bring_numbers(graph)
+    return graph
+
+
+def bring_numbers(graph: torch.fx.GraphModule) -> None:
+    """Numbers that are written into tensors on a GPU (`a[:, 0] = 1`), traced as tensors on the host, are moved there: a
+    captured CUDA graph cannot copy from the host."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.lift_fresh_copy.default and node.args[0].op == "get_attr":
+            number, into = getattr(graph, node.args[0].target), {user.meta["val"].device for user in node.users}
+            if not number.ndim and len(into) == 1:
+                setattr(graph, node.args[0].target, number.to(into.pop()))
 
 
 def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
