@@ -24,7 +24,7 @@ def figures(inputs, j, carry):
     return {"first": inputs["a"]["x"] * (j + 1), "twice": 2 * carry["sum"]}
 
 
-def play(machine, steps=3):
+def play(machine, steps=3, step=step):
     carry, found = machine.run(task(step, steps))
     assert {name: v.item() for name, v in found.items()} == {"first": 2, "twice": 2 * carry["sum"].item()}
     return carry["sum"]
@@ -172,3 +172,27 @@ def test_too_little_memory_inside_a_capture_is_told_as_that(where, device, monke
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         graphs.Graphs().run(given)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_after_a_capture_that_failed_others_are_taken(broken, device, monkeypatch):
+    """PyTorch takes none into its pool; where it did not even end, the allocator has to be told so."""
+    pools, released = iter("ab"), []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(graphs, "_release", released.append)
+    calls = []
+
+    def asks_the_host(inputs, j, carry):
+        calls.append(j)
+        if len(calls) == 2:  # the first call is before the capture
+            monkeypatch.setattr(Device, "broken", broken)
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return step(inputs, j, carry)
+
+    machine = graphs.Graphs()
+    with pytest.warns(UserWarning, match="no CUDA graph of this model.*not permitted"):
+        assert play(machine, step=asks_the_host).item() == 12
+    monkeypatch.setattr(Device, "broken", False)
+    assert machine.capture(task(step, 3, fixed="another")) is not None
+    assert machine._pool == "b"
+    assert released == ["a"] * broken

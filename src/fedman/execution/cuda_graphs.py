@@ -73,6 +73,7 @@ class Graphs:
                 raise
             except RuntimeError as error:
                 self._captured[key] = None
+                self._pool = torch.cuda.graph_pool_handle()  # into that of a failed capture PyTorch takes no other
                 warnings.warn(f"no CUDA graph of this model, which is slower: {one_line(error)}", stacklevel=2)
         return self._captured[key]
 
@@ -153,8 +154,23 @@ def _record(work: Callable[[], Value], pool: Any) -> tuple[torch.cuda.CUDAGraph,
     try:
         value = work()
     except BaseException:
-        with suppress(RuntimeError):  # of a capture that broke off; what broke it says more
+        try:
             graph.capture_end()
+        except RuntimeError:  # of a capture that broke off; what broke it says more
+            with suppress(Exception):
+                _release(pool)
         raise
     graph.capture_end()
     return graph, value
+
+
+def _release(pool: Any) -> None:
+    """What PyTorch does at the end of a capture, but not of one that broke off: the allocator leaves the pool, and can
+    free memory again; random numbers on the GPU are no longer drawn for a graph, which a capture that ends sees to."""
+    device = torch.cuda.current_device()
+    torch._C._cuda_endAllocateToPool(device, pool)
+    torch._C._cuda_releasePool(device, pool)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    torch.zeros(1, device="cuda")
+    graph.capture_end()
