@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedman.execution import compiled
 from fedman.execution.compiled import compile_graph, trace
+from fedman.execution.training_pass import TrainingPass
 
 
 def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -31,6 +33,19 @@ def test_operations_in_bf16_are_rounded_once(deterministic, tmp_path, monkeypatc
     assert given.dtype == torch.bfloat16
     torch.testing.assert_close(given.double(), exact, rtol=2**-8, atol=1e-6)  # half a unit in the last place, and a bit
     assert rounded_each > 2 * (given.double() - exact).abs().max()
+
+
+@pytest.mark.slow
+def test_a_norm_and_dropout_are_compiled(tmp_path, monkeypatch):
+    """Dropout's hash has numbers beyond 32 bits, with which inductor's variance needs help. What is compiled is not
+    called: of PyTorch 2.11, on a CPU alone, it ended the process."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def dropped(x):
+        with TrainingPass(None, None):
+            return (F.dropout(F.layer_norm(x, (40,)), 0.3),)
+
+    compile_graph(dropped, [torch.randn(6, 40)])
 
 
 def test_numbers_written_into_a_tensor_are_where_it_is():

@@ -37,6 +37,7 @@ def compile_graph(function: Function, example: Sequence[Tensor]) -> Function:
 
     graph = trace(function, example)
     _share_operands()
+    _take_whole_numbers()
     settings: dict[str, Any] = {"constant_and_index_propagation": not _has_large_numbers(graph)}
     if any(v.is_cuda for v in example):
         settings |= ON_GPU
@@ -78,6 +79,18 @@ def bring_numbers(graph: torch.fx.GraphModule) -> None:
 def _has_large_numbers(graph: torch.fx.GraphModule) -> bool:
     """Whether numbers beyond 32 bits occur, as in the hash behind dropout: inductor takes indices to be smaller."""
     return any(isinstance(v, int) and abs(v) >= 2**31 for node in graph.graph.nodes for v in node.args)
+
+
+def _take_whole_numbers() -> None:
+    """Inductor's variance counts its entries in sympy's numbers (PyTorch 2.11 to 2.13). Where constants are not
+    propagated, a loop refuses them: a model with both a norm and dropout would not be compiled."""
+    from sympy import Integer
+    from torch._inductor.loop_body import CaptureIndexing
+
+    def constant(self: Any, value: Any, dtype: torch.dtype) -> Any:
+        return self._default("constant", (int(value) if isinstance(value, Integer) else value, dtype), {})
+
+    CaptureIndexing.constant = constant  # type: ignore[method-assign]
 
 
 def _without_fused_multiply_adds() -> dict[str, Any]:
