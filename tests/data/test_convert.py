@@ -133,6 +133,16 @@ def test_pictures(mode: str, shape: tuple[int, ...]) -> None:
         assert found.x_train.dtype == np.uint8
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_pictures_of_more_than_8_bits_are_refused(mode: str) -> None:
+    """Pillow makes white of all values above 255."""
+    kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+    picture = Image.fromarray(np.full((5, 6), 3000, kind))
+    assert picture.mode == mode
+    with pytest.raises(UserError, match=f"sample 0 is a picture of mode {mode}, with more than 8 bits"):
+        data.as_dataset((Pairs([(picture, 0)]), pairs()))
+
+
 def test_ids_stay_whole() -> None:
     rows = Table(input_ids=[[1, 2], [3, 4]], labels=[[2, 3], [4, -1]], attention_mask=[[1, 1], [1, 0]])
     found = data.from_huggingface({"train": rows, "test": rows})

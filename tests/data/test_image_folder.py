@@ -57,6 +57,20 @@ def test_grey_stays_grey_unless_one_has_colour(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mixed.x_train[1, :, :, 2], found.x_train[1, :, :, 0])
 
 
+def test_classes_that_are_numbers_have_the_order_of_numbers(tmp_path: Path) -> None:
+    for half in ("train", "test"):
+        for number in range(11):
+            save(tmp_path / half / str(number) / "a.png", (1, 1), "L")
+    save(tmp_path / "train/10/b.png", (1, 1), "L")
+    assert data.load(f"images:{tmp_path}").y_train.tolist() == [*range(11), 10]
+
+
+def deep(root: Path) -> None:
+    """A folder with a grey picture of 16 bits."""
+    folder(root, mode="L")
+    Image.fromarray(np.full((5, 6), 3000, np.uint16)).save(root / "train/cat/deep.png")
+
+
 def damage(name: str, content: bytes | None = None) -> Callable[[Path], object]:
     """A good folder with a file that is cut off, or is something else."""
 
@@ -87,6 +101,7 @@ BAD = {
     "a cut-off WebP": (damage("test/cat/z.webp"), "z.webp: is not a whole picture"),
     "another format": (damage("train/dog/a.PNG", b"GIF89a" + bytes(60)), "a.PNG: is not a whole picture"),
     "a folder as picture": (then(lambda root: (root / "train/cat/x.png").mkdir()), "x.png: is not a regular file"),
+    "16 bits": (deep, "deep.png: has more than 8 bits a value (mode I;16)"),
     "a pipe": (then(lambda root: os.mkfifo(root / "train/cat/x.png")), "x.png: is not a regular file"),
     "a link to nowhere": (then(lambda root: (root / "train/cat/x.png").symlink_to("nowhere")), "x.png: cannot be read"),
 }

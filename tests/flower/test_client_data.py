@@ -1,6 +1,7 @@
 """Clients with data of their own: an .npz, a folder of pictures; what does not fit is refused in one line."""
 
 import json
+import os
 import re
 from dataclasses import asdict, replace
 
@@ -156,14 +157,26 @@ def test_a_folder_of_pictures(tmp_path):
     assert grey.shape == (5, 8, 8, 1)
 
 
+def test_a_server_that_reads_the_same_folders_has_the_same_classes(tmp_path):
+    for half in ("train", "test"):
+        pictures(tmp_path / half, dict.fromkeys(range(11), 1))
+    served = load(f"images:{tmp_path}")
+    x, y = client_data.read(tmp_path / "train", replace(PICTURES, classes=11))
+    assert np.array_equal(x, served.x_train)
+    assert np.array_equal(y, served.y_train)
+
+
 @pytest.mark.parametrize(
     ("make", "task", "message"),
     [
         (lambda d: pictures(d, {"cat": 1}), PICTURES, "cat: sub-folders are named by their class's number"),
         (lambda d: pictures(d, {0: 1, 4: 1}), PICTURES, "has a label 4; the run's classes are 0 to 3"),
-        (lambda d: pictures(d, {0: 1}, size=(9, 8)), PICTURES, "000.png: is 9x8, the run wants 8x8"),
+        (lambda d: pictures(d, {0: 1}, size=(9, 8)), PICTURES, "000.png: is 9x8, wanted is 8x8"),
         (lambda d: (d / "0").mkdir(), PICTURES, "no sub-folder of it holds pictures"),
         (lambda d: ((d / "0").mkdir(), (d / "0" / "a.png").write_bytes(b"GIF89a")), PICTURES, "a.png: is not a whole"),
+        (lambda d: ((d / "0").mkdir(), os.mkfifo(d / "0" / "a.png")), PICTURES, "a.png: is not a regular file"),
+        (lambda d: pictures(d, {"0": 1, "00": 1}), PICTURES, "00: sub-folders are named by their class's number"),
+        (lambda d: pictures(d, {10**20: 1}), PICTURES, "0: sub-folders are named by their class's number"),
         (lambda d: pictures(d, {0: 1}), ROWS, "holds pictures, but the run's samples are of shape"),
     ],
 )

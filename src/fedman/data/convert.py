@@ -12,6 +12,7 @@ import numpy as np
 
 from fedman.data.client_indices import group_by_client
 from fedman.data.dataset import Dataset, as_numpy, from_arrays
+from fedman.data.images import is_deep
 from fedman.errors import UserError, describe, nearest, one_line
 
 ACCEPTED = (
@@ -162,6 +163,8 @@ def _read(where: str, items: Any, pick: Callable[[Any], Raw]) -> Raw:
 def _array(value: Any) -> np.ndarray:
     """One input or target; pictures become bytes."""
     if hasattr(value, "convert") and hasattr(value, "mode"):  # PIL.Image
+        if is_deep(value.mode):  # Pillow makes white of all that is above 255
+            raise UserError(f"is a picture of mode {value.mode}, with more than 8 bits a value; give np.asarray of it")
         value = value if value.mode in ("L", "RGB", "RGBA") else value.convert("L" if value.mode == "1" else "RGB")
     array = as_numpy(value)
     if array.dtype.kind not in "biuf":

@@ -22,3 +22,8 @@ def sample_shape(x: np.ndarray | Tensor) -> tuple[int, ...]:
     """The shape of one sample as a model sees it: (C, H, W) for images, that of a row otherwise."""
     shape = tuple(x.shape[1:])
     return (*shape[-1:], *shape[:-1]) if holds_images(x) else shape
+
+
+def is_deep(mode: str) -> bool:
+    """Whether a Pillow picture of this mode has values of more than a byte, as 16-bit grey PNGs (`I;16`) have."""
+    return mode.startswith(("I", "F"))
