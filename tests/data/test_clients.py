@@ -68,6 +68,27 @@ def test_slices_of_one_array_are_clients_if_they_do_not_overlap() -> None:
     data.from_clients([(x[::2], y[::2]), (x[1::2], y[1::2])], test=(x, y))
 
 
+class Frame:
+    """What pandas' tables can do: they are arrays, and their columns are found by name."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __array__(self, *arguments: object, **more: object) -> np.ndarray:
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        raise KeyError(column)
+
+
+def test_tables_are_arrays() -> None:
+    own = data.from_clients({"ann": (Frame(ANN[0]), ANN[1])}, test=(Frame(BOB[0]), BOB[1]))
+    np.testing.assert_array_equal(own.x_train, ANN[0])
+
+
 def test_a_class_that_only_one_client_has_counts() -> None:
     own = data.from_clients([ANN, (EVE[0], [0, 1, 6])], test=BOB)
     assert own.classes == 7

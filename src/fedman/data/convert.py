@@ -106,7 +106,7 @@ def is_samples(value: Any) -> bool:
     """Whether `value` holds inputs and targets itself: a torch or Hugging Face dataset, a DataLoader, a pair (x, y)."""
     if isinstance(value, tuple):
         return len(value) == 2
-    arrays = isinstance(value, list | str | Mapping) or hasattr(value, "dtype")
+    arrays = isinstance(value, list | str | Mapping) or hasattr(value, "dtype") or hasattr(value, "__array__")
     return not arrays and (is_huggingface(value) or hasattr(value, "__getitem__") or hasattr(value, "dataset"))
 
 
