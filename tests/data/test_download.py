@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,8 +48,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         body = content[start : server.cut] if server.cut else content[start:]
-        self.wfile.write(body)
-        self.wfile.flush()
+        for half in (body[: len(body) // 2], body[len(body) // 2 :]):
+            self.wfile.write(half)
+            self.wfile.flush()
+            time.sleep(server.pause)
         time.sleep(server.stall)
 
     def log_message(self, *args: object) -> None:
@@ -56,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `cut` ends every answer at that byte, `stall` keeps the line open after it."""
+    """Serves `files`; `cut` ends every answer at that byte, `stall` keeps the line open after it, `pause` is after each half."""
 
     daemon_threads = True
 
@@ -65,7 +68,7 @@ class Server(ThreadingHTTPServer):
         self.files = {f"/{NAME}": CONTENT}
         self.ranges: list[str | None] = []
         self.cut: int | None = None
-        self.stall = 0.0
+        self.stall = self.pause = 0.0
         self.shift = 0
         self.resumes = self.length = True
 
@@ -177,6 +180,32 @@ def test_no_length_given(server: Server, tmp_path: Path) -> None:
     totals: list[int] = []
     get(server, tmp_path, progress=lambda what, done, total: totals.append(total))
     assert set(totals) == {0}
+
+
+def test_two_at_once(server: Server, tmp_path: Path) -> None:
+    """The second waits for the first, and says so."""
+    server.pause = 0.3
+    said: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(get, server, tmp_path, progress=lambda what, *_: said.append(what)) for _ in range(2)]
+    assert [each.result() for each in both] == [[tmp_path / NAME]] * 2
+    assert len(server.ranges) == 1
+    assert f"{NAME}: another process downloads it" in said
+    assert [p.name for p in tmp_path.iterdir()] == [NAME]
+
+
+def test_the_second_downloads_what_the_first_could_not(server: Server, tmp_path: Path) -> None:
+    server.pause, server.files = 0.3, {f"/{NAME}": CONTENT[::-1]}
+    part = tmp_path / f"{NAME}.part"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(get, server, tmp_path)
+        while not (part.exists() and part.stat().st_size):
+            time.sleep(0.01)
+        server.files = {f"/{NAME}": CONTENT}
+        second = pool.submit(get, server, tmp_path)
+    with pytest.raises(UserError, match="wrong checksum"):
+        first.result()
+    assert second.result()[0].read_bytes() == CONTENT
 
 
 def test_not_found(server: Server, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """`fedman data get`: download the official archives, resume interrupted transfers, verify checksums.
 
-A file is downloaded as NAME.part and renamed once its checksum is right, so a file under its own name is complete.
+A file is downloaded as NAME.part and renamed once its checksum is right, so a file under its own name is complete. Who
+comes while another process downloads it waits for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import os
@@ -12,7 +14,10 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from fedman.data.catalog import Progress, Spec, default_dir, is_path, lookup
 from fedman.errors import UserError, one_line
@@ -62,16 +67,48 @@ def _name(url: str) -> str:
 
 def _one(url: str, folder: Path, md5: str, progress: Progress | None) -> Path:
     path, part = folder / _name(url), folder / f"{_name(url)}.part"
-    if path.exists():
-        if (found := _md5(path)) != md5:
-            raise UserError(f"{path}: is there already but is not the official file (md5 {found}, not {md5})")
-        return path
-    _fetch(url, part, progress)
-    if (found := _md5(part)) != md5:
-        part.unlink()
-        raise UserError(f"{url}: wrong checksum, md5 {found} instead of {md5}; the file was removed")
-    part.replace(path)
+    if not path.exists():
+        with _alone(part, progress):
+            if not path.exists():  # nobody else has downloaded it in the meantime
+                _fetch(url, part, progress)
+                if (found := _md5(part)) != md5:
+                    part.unlink()
+                    raise UserError(f"{url}: wrong checksum, md5 {found} instead of {md5}; the file was removed")
+                part.replace(path)
+                return path
+    if (found := _md5(path)) != md5:
+        raise UserError(f"{path}: is there already but is not the official file (md5 {found}, not {md5})")
     return path
+
+
+@contextmanager
+def _alone(part: Path, progress: Progress | None) -> Iterator[None]:
+    """Wait until no other process writes to `part`. It then exists; if it is empty in the end, it is removed."""
+    while True:
+        with open(part, "ab") as file:
+            _lock(file, part.stem, progress)
+            try:
+                mine = os.path.samestat(part.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                mine = False
+            if not mine:
+                continue  # it was another's, who has renamed or removed it
+            try:
+                yield
+            finally:
+                if part.exists() and not part.stat().st_size:
+                    part.unlink()
+            return
+
+
+def _lock(file: BinaryIO, name: str, progress: Progress | None) -> None:
+    with suppress(OSError):  # a file system without locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress(f"{name}: another process downloads it", 0, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _md5(path: Path) -> str:
@@ -80,8 +117,8 @@ def _md5(path: Path) -> str:
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
-    """Download `url` to `part`, or the rest of it if `part` exists."""
-    have = part.stat().st_size if part.exists() else 0
+    """Download `url` to `part`, or the rest of it if `part` has bytes."""
+    have = part.stat().st_size
     resume = f"{part} is kept, run the same command again to resume"
     try:
         response = _open(url, have)
@@ -97,7 +134,7 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
         raise UserError(f"{url}: the server answers {error.code} {one_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = one_line(getattr(error, "reason", "") or error) or type(error).__name__
-        raise UserError(f"{url}: the transfer failed ({reason}){f'; {resume}' if part.exists() else ''}") from error
+        raise UserError(f"{url}: the transfer failed ({reason}){f'; {resume}' if part.stat().st_size else ''}") from error
     if done < total:
         raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {resume}")
 
