@@ -59,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `cut` ends every answer at that byte, `stall` keeps the line open after it, `pause` is after each half."""
+    """Serves `files`; `cut` ends every answer at that byte, `stall` keeps the line open after it. A `pause`
+    follows each half."""
 
     daemon_threads = True
 

@@ -134,7 +134,8 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
         raise UserError(f"{url}: the server answers {error.code} {one_line(error.reason)}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = one_line(getattr(error, "reason", "") or error) or type(error).__name__
-        raise UserError(f"{url}: the transfer failed ({reason}){f'; {resume}' if part.stat().st_size else ''}") from error
+        kept = f"; {resume}" if part.stat().st_size else ""
+        raise UserError(f"{url}: the transfer failed ({reason}){kept}") from error
     if done < total:
         raise UserError(f"{url}: the transfer stopped after {done} of {total} bytes; {resume}")
 
