@@ -44,7 +44,9 @@ def in_place_of_test(data: Dataset, held: np.ndarray) -> Dataset:
 
 def without(parts: Sequence[np.ndarray], held: np.ndarray) -> list[np.ndarray]:
     """The clients' parts without the samples held out; every client must keep one."""
-    left = [part[~np.isin(part, held)] for part in parts]
+    kept = np.ones(1 + max(int(part.max()) for part in (*parts, held)), bool)
+    kept[held] = False
+    left = [part[kept[part]] for part in parts]
     if empty := [k for k, part in enumerate(left) if not len(part)]:
         raise UserError(f"validation: client {empty[0]} has no sample left to train on; hold out a smaller share")
     return left
