@@ -1,4 +1,5 @@
-"""A user's own .npz file: x_train, y_train, x_test, y_test; or x, y, split 80/20 at random, classes one by one.
+"""A user's own .npz file: x_train, y_train, x_test, y_test, of which the first two may be called x and y; or x and y
+alone, split 80/20 at random, classes one by one.
 
 A file takes the memory of its arrays, which are at most a hundred times its own size or 64 MiB; making samples of them
 takes as much again.
@@ -17,6 +18,7 @@ import numpy as np
 from fedman.errors import UserError, one_line
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
+BESIDE = ("x", "y", "x_test", "y_test")
 WHOLE = ("x", "y")
 MAX_BYTES = 16 << 30  # of all arrays
 MAX_RATIO, ALWAYS = 100, 64 << 20  # they may take so many times what the file has; so many bytes are always allowed
@@ -27,7 +29,7 @@ BAD_HEADER = (ValueError, KeyError, SyntaxError, TypeError, MemoryError, Recursi
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The four arrays of the file, as stored; their contents are checked by `from_arrays`."""
-    wanted, arrays = read_arrays(path, SPLIT, WHOLE)
+    wanted, arrays = read_arrays(path, SPLIT, BESIDE, WHOLE)
     if wanted == WHOLE:
         return _split(path, *arrays)
     x_train, y_train, x_test, y_test = arrays
