@@ -121,6 +121,30 @@ def test_data_in_any_form(dataset):
     assert same(found, fedman.run(**SMALL))
 
 
+def read_only(array):
+    """As memory-mapped files and other libraries' arrays are."""
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def test_arrays_that_are_only_read(recwarn):
+    torch.set_warn_always(True)  # otherwise told once a process
+    try:
+        found = fedman.run(**{**SMALL, "dataset": tuple(map(read_only, ARRAYS))})
+    finally:
+        torch.set_warn_always(False)
+    assert not [str(each.message) for each in recwarn if "not writable" in str(each.message)]
+    assert same(found, fedman.run(**SMALL))
+
+
+def test_a_file_as_a_path(tmp_path):
+    np.savez(tmp_path / "mine.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), ARRAYS, strict=True)))
+    found = fedman.run(**{**SMALL, "dataset": tmp_path / "mine.npz"})
+    assert found.summary["config"]["dataset"] == str(tmp_path / "mine.npz")
+    assert same(found, fedman.run(**SMALL))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

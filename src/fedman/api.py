@@ -37,7 +37,7 @@ NOT_YET = "custom-" + 12 * "0"
 def run(
     *,
     # what is learnt, from which data, by which clients
-    dataset: str | Dataset | Sequence[Any] | dict[str, Any] | None = None,
+    dataset: str | Path | Dataset | Sequence[Any] | dict[str, Any] | None = None,
     data_dir: str | Path | None = None,
     augment: bool | None = None,
     partition: Partition | None = None,
@@ -109,6 +109,7 @@ def run(
     >>> sorted(result.models)
     ['all', 'cloud', 'sel']
     """
+    dataset = str(dataset) if isinstance(dataset, Path) else dataset
     keys = {key: value for key, value in {**locals(), **hyper}.items() if key in KEYS or key in hyper}
     keys = {key: _plain(value) for key, value in keys.items() if value is not None}
     mistakes: list[str] = []

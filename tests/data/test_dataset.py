@@ -93,6 +93,15 @@ def test_targets_of_the_user(y: object, stored: type, classes: int) -> None:
     assert (own.y_train.dtype, own.classes, own.x_train.dtype) == (stored, classes, np.int64)
 
 
+def test_masked_values_are_no_numbers() -> None:
+    """What is behind the mask is not meant to be used."""
+    x = np.ma.masked_greater(np.arange(12.0).reshape(4, 3), 10)
+    y = [0, 1, 0, 1]
+    with pytest.raises(UserError, match="custom: x_train has masked values; fill them"):
+        data.from_arrays(x, y, x, y)
+    assert data.from_arrays(x[:3], y[:3], x[:3], y[:3]).x_train.dtype == np.float32  # nothing is masked there
+
+
 def test_labels_from_1_are_told_of_class_0() -> None:
     x = np.ones((4, 3))
     with pytest.warns(UserWarning, match=r"^custom: no training sample is of class 0; the classes are 0 to 3$"):

@@ -40,6 +40,20 @@ def test_npz_whole_is_split_class_by_class_and_always_the_same(tmp_path: Path) -
     np.testing.assert_array_equal(loaded.x_test, data.load(f"npz:{tmp_path}/my.npz").x_test)
 
 
+def test_npz_whole_with_a_test_set_beside_it_is_not_split(tmp_path: Path) -> None:
+    x, y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
+    np.savez(tmp_path / "my.npz", x=x, y=y, x_test=-x[:4], y_test=y[:4])
+    loaded = data.load(f"npz:{tmp_path}/my.npz")
+    np.testing.assert_array_equal(loaded.x_train, x)
+    np.testing.assert_array_equal(loaded.x_test, -x[:4])
+
+
+def test_npz_of_a_path(tmp_path: Path) -> None:
+    x, y = np.ones((10, 3)), np.arange(10) % 2
+    np.savez(tmp_path / "my.npz", x=x, y=y)
+    assert data.load(tmp_path / "my.npz").name == str(tmp_path / "my.npz")
+
+
 @pytest.mark.parametrize(
     "y", [np.linspace(0, 1, 51), np.linspace(0, 1, 102).reshape(51, 2), np.arange(153).reshape(51, 3)]
 )

@@ -68,8 +68,9 @@ class Dataset:
         return sample_shape(self.x_train)
 
 
-def load(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
+def load(name: str | Path, data_dir: Path | str | None = None, progress: Progress | None = None) -> Dataset:
     """The data set `name` (see `fedman list`), read from files in `data_dir`; or a user's own files, as `npz:PATH`."""
+    name = str(name)
     root = Path(data_dir).expanduser() if data_dir else default_dir()
     own = own_files(name)
     try:
@@ -180,6 +181,8 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def _array(field: str, value: Any) -> np.ndarray:
+    if np.ma.is_masked(value):
+        raise UserError(f"{field} has masked values; fill them, or leave their samples out")
     try:
         array = as_numpy(value)
     except Exception as error:  # a user's object may raise anything

@@ -186,7 +186,8 @@ def on_device(data: Dataset, device: str, augment: bool, ids: bool) -> Samples:
     """A data set's samples on the device, not yet split over clients. Whole numbers stay so where the model takes
     `ids`."""
     x, y, x_test, y_test = (
-        torch.as_tensor(a, device=device) for a in (data.x_train, data.y_train, data.x_test, data.y_test)
+        torch.as_tensor(np.require(a, requirements="W"), device=device)  # torch warns of arrays that are only read
+        for a in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
     if not x.is_floating_point() and not holds_images(x) and not (ids if data.ids is None else data.ids):
         x, x_test = x.float(), x_test.float()
