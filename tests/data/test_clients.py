@@ -46,11 +46,12 @@ def test_clients_with_their_own_test_sets() -> None:
             "lists": [each.tolist() for each in (*BOB, *EVE)],
             "datasets": (made, tested),
             "pairs": (EVE, ANN),
+            "by name": {"train": BOB, "test": tested},
         }
     )
-    assert own.client_names == ["arrays", "lists", "datasets", "pairs"]
-    assert [len(part) for part in own.parts] == [4, 2, 5, 3]
-    assert [len(part) for part in own.test_parts] == [2, 3, 2, 4]
+    assert own.client_names == ["arrays", "lists", "datasets", "pairs", "by name"]
+    assert [len(part) for part in own.parts] == [4, 2, 5, 3, 2]
+    assert [len(part) for part in own.test_parts] == [2, 3, 2, 4, 2]
     np.testing.assert_array_equal(own.x_train[own.parts[2]], made.tensors[0].numpy())
     np.testing.assert_array_equal(own.x_test[own.test_parts[2]], tested.tensors[0].numpy())
     np.testing.assert_allclose(own.x_train[own.parts[1]], BOB[0])
@@ -113,6 +114,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two test sets": ([(*ANN, *BOB)], {"test": EVE}, "client 0 has test samples of its own; test= is for"),
     "three arrays": ([ANN, (*BOB, EVE[0])], {"test": EVE}, "client 1 is tuple of 3; wanted are (x, y), (x, y, x_test"),
     "a client that is a number": ([ANN, 3], {"test": EVE}, "client 1 is int; wanted is"),
+    "a client by other names": ([{"x": X, "y": Y}], {}, "client 0: has x, y; wanted are train and test"),
     "a client that is an array": ([ANN, X], {"test": EVE}, "client 1 is ndarray; wanted is"),
     "no samples": ([ANN, (X[:0], Y[:0])], {"test": EVE}, "client 1: x is empty (shape (0, 3))"),
     "no test samples": ([(*ANN, X[:0], Y[:0])], {}, "client 0: x_test is empty"),

@@ -143,6 +143,19 @@ def test_pictures_of_more_than_8_bits_are_refused(mode: str) -> None:
         data.as_dataset((Pairs([(picture, 0)]), pairs()))
 
 
+class Negated(torch_data.TensorDataset):
+    """As those that transform their samples."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return -x, y
+
+
+def test_a_dataset_that_transforms_its_tensors() -> None:
+    changed = Negated(torch.tensor(X), torch.tensor(Y))
+    np.testing.assert_array_equal(data.as_dataset((changed, tensors())).x_train, -X)
+
+
 def test_ids_stay_whole() -> None:
     rows = Table(input_ids=[[1, 2], [3, 4]], labels=[[2, 3], [4, -1]], attention_mask=[[1, 1], [1, 0]])
     found = data.from_huggingface({"train": rows, "test": rows})
@@ -181,7 +194,7 @@ BAD = {
     "three arrays": ((X, Y, X), "is tuple of 3; wanted is"),
     "no training set": ({"test": pairs()}, "has test; wanted are train and test"),
     "nothing by name": ({}, "has nothing; wanted are train and test"),
-    "an array alone": ((X, X), "training set is ndarray; wanted is"),
+    "an array alone": ((X, X), "training set is ndarray; wanted is a pair (x, y), a torch Dataset"),
     "a number": ((3, 4), "training set is int; wanted is"),
     "a stream": ((Stream(), pairs()), "training set: Stream has no length"),
     "a loader of a stream": ((pairs(), torch_data.DataLoader(Stream())), "test set: Stream has no length"),

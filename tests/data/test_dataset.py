@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,19 @@ def test_masked_values_are_no_numbers() -> None:
     with pytest.raises(UserError, match="custom: x_train has masked values; fill them"):
         data.from_arrays(x, y, x, y)
     assert data.from_arrays(x[:3], y[:3], x[:3], y[:3]).x_train.dtype == np.float32  # nothing is masked there
+
+
+@pytest.mark.parametrize(
+    ("y", "says"),
+    [
+        ([-5, 3, 4, 1], "has labels -5 to 4; allowed are 0 to 262143 (numbers to regress on are floating-point)"),
+        ([[1, 2, -100]] * 4, "has labels -100 to 2; allowed are -1 to 262143 (-1 is what does not count)"),
+    ],
+)
+def test_targets_that_are_no_labels(y: list, says: str) -> None:
+    x = np.ones((4, 3), int)
+    with pytest.raises(UserError, match=re.escape(f"custom: y_train {says}")):
+        data.from_arrays(x, y, x, y)
 
 
 def test_labels_from_1_are_told_of_class_0() -> None:

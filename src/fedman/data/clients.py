@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedman.data.client_indices import consecutive
-from fedman.data.convert import is_samples, read_samples
+from fedman.data.convert import halves_of, is_samples, read_samples
 from fedman.data.dataset import Dataset, as_numpy, check_kind, check_samples, from_arrays
 from fedman.errors import UserError
 
@@ -25,8 +25,9 @@ def from_clients(
 ) -> Dataset:
     """A data set whose clients are given, for the partition `natural`.
 
-    A client is (x, y); (x, y, x_test, y_test); a torch Dataset; or a pair (train, test) of Datasets or of pairs (x, y).
-    Either each has its own test samples, or `test` is a set (x, y) that all share. A mapping says the clients' names.
+    A client is (x, y); (x, y, x_test, y_test); a torch Dataset; or (train, test), or {"train": ..., "test": ...}, of
+    Datasets or of pairs (x, y). Either each has its own test samples, or `test` is a set (x, y) that all share. A
+    mapping says the clients' names.
 
     >>> data = from_clients({"ann": ([[0.0], [1.0]], [0, 1]), "bob": ([[2.0]], [1])}, test=([[3.0]], [1]))
     >>> [part.tolist() for part in data.parts], data.client_names
@@ -83,7 +84,8 @@ def _client(where: str, value: Any) -> tuple[tuple[Any, Any], tuple[Any, Any] | 
     """Training and test samples as they were given."""
     if isinstance(value, tuple | list) and len(value) == 4:
         return (value[0], value[1]), (value[2], value[3])
-    if isinstance(value, tuple | list) and len(value) == 2 and is_samples(value[0]):
+    if isinstance(value, Mapping) or (isinstance(value, tuple | list) and len(value) == 2 and is_samples(value[0])):
+        value = halves_of(where, value)
         return read_samples(f"{where}: training set", value[0]), read_samples(f"{where}: test set", value[1])
     if isinstance(value, tuple | list) and len(value) != 2:
         raise UserError(

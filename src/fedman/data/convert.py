@@ -15,9 +15,10 @@ from fedman.data.dataset import Dataset, as_numpy, from_arrays
 from fedman.data.images import is_deep
 from fedman.errors import UserError, describe, nearest, one_line
 
+SAMPLES = "a pair (x, y), a torch Dataset, a DataLoader or a Hugging Face dataset"
 ACCEPTED = (
     "a Dataset; arrays (x_train, y_train, x_test, y_test); or (train, test) or {'train': ..., 'test': ...}, each of "
-    "them arrays (x, y), a torch Dataset, a DataLoader or a Hugging Face dataset"
+    f"them {SAMPLES}"
 )
 TRAIN, TEST = ("train",), ("test", "validation", "val")
 INPUT_NAMES = ("image", "img", "pixel_values", "input_ids", "inputs", "x", "features")
@@ -34,7 +35,7 @@ def as_dataset(value: Any, name: str = "custom") -> Dataset:
     if isinstance(value, tuple | list) and len(value) == 4:
         x, y, x_test, y_test = value
     else:
-        train, test = _halves(name, value)
+        train, test = halves_of(name, value)
         x, y = read_samples(f"{name}: training set", train)
         x_test, y_test = read_samples(f"{name}: test set", test)
     return from_arrays(x, y, x_test, y_test, name)
@@ -53,7 +54,7 @@ def from_huggingface(
     `inputs` and `target` are columns: by default the only one of type Image and the only one of type ClassLabel, or
     those with usual names. `client` is a column that says whose a sample is; clients are then the data's own.
     """
-    train, test = halves = _halves(name, data)
+    train, test = halves = halves_of(name, data)
     for half in halves:
         if not is_huggingface(half):
             raise UserError(f"{name}: {type(half).__name__} is not a Hugging Face dataset (features, column_names)")
@@ -84,7 +85,7 @@ def own_test_parts(where: str, clients: list[Any], tests: Mapping[Any, np.ndarra
     return [tests[client] for client in clients]
 
 
-def _halves(name: str, value: Any) -> tuple[Any, Any]:
+def halves_of(name: str, value: Any) -> tuple[Any, Any]:
     """The training and the test set."""
     if isinstance(value, Mapping):
         found = [next((value[key] for key in keys if key in value), None) for keys in (TRAIN, TEST)]
@@ -117,7 +118,7 @@ def read_samples(where: str, value: Any, inputs: str | None = None, target: str 
     if hasattr(value, "dataset") and hasattr(value, "batch_size"):
         return read_samples(where, value.dataset, inputs, target)
     if not is_samples(value):
-        raise UserError(f"{where} is {type(value).__name__}; wanted is {ACCEPTED}")
+        raise UserError(f"{where} is {type(value).__name__}; wanted is {SAMPLES}")
     if not hasattr(value, "__len__"):
         raise UserError(f"{where}: {type(value).__name__} has no length; samples must be there to be indexed")
     if is_huggingface(value):
@@ -125,8 +126,8 @@ def read_samples(where: str, value: Any, inputs: str | None = None, target: str 
         if hasattr(value, "select_columns"):
             value = value.select_columns(list(columns))
         return _read(where, value, lambda row: (row[columns[0]], row[columns[1]]))
-    tensors = getattr(value, "tensors", None)
-    if isinstance(tensors, tuple) and len(tensors) == 2:
+    tensors = getattr(value, "tensors", None) if type(value).__module__.startswith("torch.") else None
+    if isinstance(tensors, tuple) and len(tensors) == 2:  # a class of one's own may transform what it holds
         return tensors[0], tensors[1]
     return _read(where, value, _pair)
 

@@ -221,7 +221,8 @@ def _targets(field: str, value: Any) -> np.ndarray:
     low, high = int(y.min()), int(y.max())
     lowest = 0 if y.ndim == 1 else PADDING
     if low < lowest or high >= MAX_CLASSES:
-        raise UserError(f"{field} has labels {low} to {high}; allowed are {lowest} to {MAX_CLASSES - 1}")
+        hint = "numbers to regress on are floating-point" if y.ndim == 1 else f"{PADDING} is what does not count"
+        raise UserError(f"{field} has labels {low} to {high}; allowed are {lowest} to {MAX_CLASSES - 1} ({hint})")
     return y.astype(np.int64)
 
 
