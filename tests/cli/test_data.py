@@ -23,3 +23,8 @@ def test_data_show(workplace, tmp_path, capsys):
     main_ok(["data", "show", "--preset", "digits", "--plot", "p.svg"])
     assert "classes" in capsys.readouterr().out
     assert (tmp_path / "p.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_data_show_leaves_out_what_is_held_out(workplace, capsys):
+    main_ok(["data", "show", "dataset=digits", "partition=iid", "clients=1", "validation=0.5"])
+    assert "smallest 719, largest 719" in capsys.readouterr().out

@@ -46,7 +46,7 @@ def show(
     fedman data show --preset cifar100-dir0.3 --plot partition.png
     """
     from fedman.config import resolve
-    from fedman.data import load, partition, partition_picture
+    from fedman.data import load, partition, partition_picture, validation
     from fedman.paper.presets import find_preset
     from fedman.runs.key_text import overrides
 
@@ -55,6 +55,9 @@ def show(
     parts = partition.clients_of(
         data, settings.partition, settings.clients, seed=settings.partition_seed, sigma=settings.unbalanced
     )
+    if settings.validation:
+        held = validation.held_out(data.y_train, settings.validation, settings.partition_seed)
+        parts = validation.without(parts, held)
     if plot is not None:
         partition_picture.draw(data.y_train, parts, data.classes, plot)
     facts = partition.heterogeneity(data.y_train, parts, data.classes)
