@@ -206,6 +206,12 @@ def test_files_that_do_not_fit(arrays, message, tmp_path):
         client_data.read(tmp_path / "mine.npz", ROWS)
 
 
+def test_whole_numbers_in_a_regression(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.ones((3, 5), np.float32), y=np.arange(3))
+    with pytest.raises(UserError, match="has targets of whole numbers; the run wants floating-point numbers"):
+        client_data.read(tmp_path / "mine.npz", replace(ROWS, classes=0))
+
+
 def test_one_class_alone_is_fine(tmp_path):
     np.savez(tmp_path / "mine.npz", x_train=np.ones((3, 5), np.float32), y_train=np.zeros(3, np.int64))
     assert client_data.read(tmp_path / "mine.npz", ROWS)[1].tolist() == [0, 0, 0]

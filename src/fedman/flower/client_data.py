@@ -28,6 +28,8 @@ def read(path: Path, wanted: SampleKind) -> tuple[np.ndarray, np.ndarray]:
         raise UserError(
             f"{path}: holds {kinds[images]} of {shape}; the run wants {kinds[wanted.images]} of {wanted.shape}"
         )
+    if y.dtype.kind in "iu" and not wanted.classes:
+        raise UserError(f"{path}: has targets of whole numbers; the run wants floating-point numbers")
     if y.dtype.kind in "iu" and y.max() >= wanted.classes:
         raise UserError(f"{path}: has a label {y.max()}; the run's classes are 0 to {wanted.classes - 1}")
     return x, y
