@@ -256,6 +256,15 @@ def test_clients_of_the_data_are_the_clients_of_the_run():
     assert (other["partition"], other["clients"]) == ("iid", 5)
 
 
+def test_other_clients_models_are_not_tested_with_the_datas_own_test_sets():
+    """With batch-norm of their own: client 0 of `iid` is not ann."""
+    held = {"ann": (X[:30], Y[:30], X[30:32], Y[30:32]), "bob": (X[30:], Y[30:], X[:9], Y[:9])}
+    model = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    keys = {"dataset": fedman.data.from_clients(held), "model": model, "batch_norm": "local", **QUICK}
+    assert len(fedman.run(**keys).summary["clients"]["each"]) == 2
+    assert "clients" not in fedman.run(**keys, partition="iid", clients=2).summary
+
+
 def test_clients_that_files_name_are_the_clients_of_the_run(tmp_path):
     users = {name: {"x": X[:n].tolist(), "y": Y[:n].tolist()} for name, n in (("ann", 20), ("bob", 30), ("eve", 10))}
     text = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}

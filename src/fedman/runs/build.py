@@ -16,6 +16,7 @@ from fedman.backends.in_process import InProcess, default_chunk
 from fedman.config import Config
 from fedman.data import Dataset, partition, validation
 from fedman.data.images import holds_images
+from fedman.data.rules import RULES, parse
 from fedman.errors import UserError
 from fedman.execution.base import check_model, is_large
 from fedman.execution.choice import choose
@@ -165,7 +166,14 @@ def build(
         )
         for config, algorithm, own, who, start in zip(configs, algorithms, owned, attackers, models, strict=True)
     ]
-    evaluator = Evaluator(executor, samples, dtype, parts=data.test_parts)
+    tests = data.test_parts
+    if (
+        tests is not None
+        and local is not None
+        and (len(tests) != first.clients or parse(first.partition).kind in RULES)
+    ):
+        tests = None  # these clients have models of their own, and the data's test samples are of other clients
+    evaluator = Evaluator(executor, samples, dtype, parts=tests)
     return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))
 
 
