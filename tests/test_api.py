@@ -199,10 +199,11 @@ def test_the_task_is_that_of_the_targets(targets, given, task):
     [
         (X, np.eye(2, dtype=int)[Y], "give the classes, y.argmax(1), or name task=multi-label"),
         (X, Y[:, None], "give the classes, y.ravel()"),
+        (X, Y.astype(float), "give the classes as whole numbers, y.astype(int), or name task=regression"),
         ((X > 0).astype(int), (X > 0).astype(int), "name task=multi-label or task=language-model"),
         (X, TOKENS, "name a task of your own"),
     ],
-    ids=["one-hot", "a column", "two letters or labels", "ids of nothing"],
+    ids=["one-hot", "a column", "floating-point classes", "two letters or labels", "ids of nothing"],
 )
 def test_targets_that_do_not_say_the_task(inputs, targets, advice):
     data = (inputs, targets, inputs, targets)

@@ -21,10 +21,14 @@ def fitting(x: np.ndarray, y: np.ndarray) -> Fitting:
     >>> import numpy as np
     >>> fitting(np.ones((4, 3)), np.array([0.5, 1.5, 2.5, 3.5])).task
     'regression'
+    >>> fitting(np.ones((4, 3)), np.array([0.0, 1.0, 1.0, 0.0])).advice
+    'give the classes as whole numbers, y.astype(int), or name task=regression'
     >>> fitting(np.ones((4, 3)), np.eye(4)[[0, 1, 3, 1]]).advice
     'give the classes, y.argmax(1), or name task=multi-label'
     """
     whole = y.dtype.kind in "iu"
+    if y.ndim == 1 and not whole and _number_classes(y):
+        return Fitting(None, "give the classes as whole numbers, y.astype(int), or name task=regression")
     if y.ndim == 1:
         return _named("classification" if whole else "regression")
     if y.ndim == 2 and y.shape[1] > 1 and ((y == 0) | (y == 1)).all():
@@ -42,6 +46,13 @@ def fitting(x: np.ndarray, y: np.ndarray) -> Fitting:
 
 def _named(task: str) -> Fitting:
     return Fitting(task, f"name task={task}")
+
+
+def _number_classes(y: np.ndarray) -> bool:
+    """Whether floating-point numbers are 0, 1, ..., each of them there and on average twice, as labels from a table."""
+    if not 1 <= y.max() < len(y) / 2 or (y < 0).any() or (y != y.astype(int)).any():
+        return False
+    return len({*y.tolist()}) == y.max() + 1
 
 
 def _are_ids(x: np.ndarray, y: np.ndarray) -> bool:
