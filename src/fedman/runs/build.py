@@ -166,13 +166,9 @@ def build(
         )
         for config, algorithm, own, who, start in zip(configs, algorithms, owned, attackers, models, strict=True)
     ]
-    tests = data.test_parts
-    if (
-        tests is not None
-        and local is not None
-        and (len(tests) != first.clients or parse(first.partition).kind in RULES)
-    ):
-        tests = None  # these clients have models of their own, and the data's test samples are of other clients
+    # of clients that have models of their own, only those that the data's test samples belong to are tested with them
+    theirs = parse(first.partition).kind not in RULES and len(data.test_parts or ()) == first.clients
+    tests = data.test_parts if theirs or local is None else None
     evaluator = Evaluator(executor, samples, dtype, parts=tests)
     return Built(federations, executor, evaluator, precision, InProcess(executor, chunk))
 
