@@ -31,6 +31,7 @@ def folder(root: Path, test: str = "test", **kind: object) -> dict[str, np.ndarr
     (root / "train/cat").mkdir(parents=True)
     (root / "train/cat/Thumbs.db").touch()
     (root / "train/notes.txt").touch()
+    (root / "train/cat/._b.png").touch()
     return {name: save(root / name, **kind) for name in names}
 
 

@@ -54,9 +54,12 @@ def pictures(folder: Path) -> dict[str, list[Path]]:
         classes.sort(key=lambda entry: int(entry.name))
     if not classes:
         raise UserError(f"{folder}: has no sub-folders, one for each class")
-    return {
-        entry.name: sorted(file for file in entry.iterdir() if file.suffix.lower() in SUFFIXES) for entry in classes
-    }
+    return {entry.name: sorted(filter(_is_picture, entry.iterdir())) for entry in classes}
+
+
+def _is_picture(file: Path) -> bool:
+    """By its name. Hidden files, as macOS puts beside pictures, are none."""
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
 def is_number(name: str) -> bool:
