@@ -94,6 +94,14 @@ def test_targets_of_the_user(y: object, stored: type, classes: int) -> None:
     assert (own.y_train.dtype, own.classes, own.x_train.dtype) == (stored, classes, np.int64)
 
 
+def test_words_are_told_how_to_number_them() -> None:
+    x, words = np.ones((4, 3)), np.array(["cat", "dog", "cat", "eel"])
+    with pytest.raises(UserError, match=re.escape("(words are numbered by np.unique(words, return_inverse=True)[1])")):
+        data.from_arrays(x, words, x, words)
+    numbers = np.unique(words, return_inverse=True)[1]
+    assert data.from_arrays(x, numbers, x, numbers).y_train.tolist() == [0, 1, 0, 2]
+
+
 def test_masked_values_are_no_numbers() -> None:
     """What is behind the mask is not meant to be used."""
     x = np.ma.masked_greater(np.arange(12.0).reshape(4, 3), 10)

@@ -189,7 +189,8 @@ def _array(field: str, value: Any) -> np.ndarray:
         why = one_line(error) or type(error).__name__
         raise UserError(f"{field} is not an array of numbers: {why}") from error
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{field} has dtype {array.dtype}; allowed are real numbers")
+        hint = " (words are numbered by np.unique(words, return_inverse=True)[1])" if array.dtype.kind in "SU" else ""
+        raise UserError(f"{field} has dtype {array.dtype}; allowed are real numbers{hint}")
     if array.size == 0:
         raise UserError(f"{field} is empty (shape {array.shape})")
     return array
