@@ -114,6 +114,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two test sets": ([(*ANN, *BOB)], {"test": EVE}, "client 0 has test samples of its own; test= is for"),
     "three arrays": ([ANN, (*BOB, EVE[0])], {"test": EVE}, "client 1 is tuple of 3; wanted are (x, y), (x, y, x_test"),
     "a client that is a number": ([ANN, 3], {"test": EVE}, "client 1 is int; wanted is"),
+    "a name of two lines": ({"a\nb": ANN}, {"test": EVE}, "names has 'a\\nb', which is no name"),
     "a client by other names": ([{"x": X, "y": Y}], {}, "client 0: has x, y; wanted are train and test"),
     "a client that is an array": ([ANN, X], {"test": EVE}, "client 1 is ndarray; wanted is"),
     "no samples": ([ANN, (X[:0], Y[:0])], {"test": EVE}, "client 1: x is empty (shape (0, 3))"),

@@ -260,6 +260,7 @@ def test_the_seed_matters_and_the_global_generator_does_not() -> None:
         ({"sigma": float("nan")}, "sigma: nan"),
         ({"sigma": 50.0}, "sigma: 50"),
         ({"spec": "path5"}, "path5 with 10 clients is not possible for 4 classes"),
+        ({"spec": "path2", "clients": 100}, "each client needs 2 different classes and a sample of each"),
         ({"spec": "path2", "clients": 1}, r"path2 with 1 clients .* \(clients >= 2\)"),
         ({"spec": "path4", "clients": 100}, "path4 with 100 clients is not possible"),
         ({"labels": np.arange(0)}, "clients: 10"),

@@ -74,7 +74,7 @@ def _names(name: str, names: Sequence[str] | None, count: int) -> list[str]:
         raise UserError(f"{name}: has {len(names)} names for {count} clients")
     seen: set[str] = set()
     for each in names:
-        if not isinstance(each, str) or each in seen:
+        if not isinstance(each, str) or not each.isprintable() or each in seen:
             raise UserError(f"{name}: names has {each!r:.60}, which is no name or was there before")
         seen.add(each)
     return list(names)

@@ -286,7 +286,7 @@ def _shards(counts: np.ndarray, clients: int, per_client: int) -> np.ndarray:
         raise UserError(
             f"partition: path{per_client} with {clients} clients is not possible for {present} classes of "
             f"{counts[counts > 0].min()} to {counts.max()} samples; each client needs {per_client} "
-            f"different classes, each class a client (clients >= {-(-present // per_client)})"
+            f"different classes and a sample of each, each class a client (clients >= {-(-present // per_client)})"
         )
     shards = np.minimum(counts, 1)
     while shards.sum() < total:
