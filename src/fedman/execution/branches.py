@@ -31,7 +31,7 @@ Gradient = Callable[[Tensor, Batch, Tensor | float], tuple[Tensor, ...]]
 class Branches(OneByOne):
     """The plain module for every row, in parallel on a GPU; `compiled` into one function of a row where that can be.
 
-    Compiling takes 10 to 100 s and saves a third to a half of a step. On a CPU the rows follow each other.
+    Compiling takes 17 to 75 s and saves a third to a half of a step. On a CPU the rows follow each other.
     """
 
     title = "branches"

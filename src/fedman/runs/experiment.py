@@ -91,7 +91,7 @@ def run_stacked(
             built = build(configs, data, device, model=model, parts=parts, whole_run=True)
         stack.enter_context(matmul_precision(built.precision))
         if built.executor.execution.compiled:
-            warn("compiling the model: 10 s to 2 minutes before the first rounds, less if it was compiled before")
+            warn("compiling the model before the first rounds, for up to two minutes; less if it was compiled before")
         folders = [stack.enter_context(RunFolder(out)) if out is not None else None for out in outs]
         caught = stack.enter_context(stop_on_signal(built.executor.stopping)) if any(folders) else []
         timer = checkpoint.Timer(min(config.checkpoint_seconds for config in configs))
