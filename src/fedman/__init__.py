@@ -1,4 +1,4 @@
-"""fedman: federated learning that lands in flat minima, by minimising layerwise activation norms (MAN)."""
+"""fedman: federated learning that lands in flatter minima, by minimising layerwise activation norms (MAN)."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ def print_listing() -> None:
     for scheme in SCHEMES.values():
         typer.echo(f"  {scheme.form:14} {scheme.title}")
     typer.echo(f"models (or module:builder, your own)\n  {' '.join(MODELS)}")
-    typer.echo("presets (the paper's settings, with its ζ; zeta=0 gives the plain algorithm)")
+    typer.echo("presets (the paper's settings with its ζ, and small ones; zeta=0 gives the plain algorithm)")
     for name, preset in PRESETS.items():
         config = resolve({}, preset)
         typer.echo(f"  {name:21} zeta={config.zeta} rounds={config.rounds} clients={config.clients}")
     typer.echo("sweeps (tables and figures of the paper and of the field; keys choose a part)")
     for name, sweep in SWEEPS.items():
         axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
-        more = f" and {len(sweep.grids) - 1} more grids" if len(sweep.grids) > 1 else ""
+        more = f" and {len(sweep.grids) - 1} more grid{'s' if len(sweep.grids) > 2 else ''}" if len(sweep.grids) > 1 else ""
         typer.echo(f"  {name:21} {axes}{more}")
     typer.echo("keys")
     for name, field in KEYS.items():
