@@ -40,8 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help=f"Federated learning that lands in flatter minima: {', '.join(TITLES)} and {LAST}, with and without minimising "
-    "layerwise activation norms (MAN).",
+    help=f"Federated learning that lands in flatter minima: {', '.join(TITLES)} and {LAST}, with and without "
+    "minimising layerwise activation norms (MAN).",
 )
 for group in (app, data.app, flower.app):
     group.suggest_commands = False  # click has a suggestion of its own; typer would add it again

@@ -35,7 +35,8 @@ def print_listing() -> None:
     typer.echo("sweeps (tables and figures of the paper and of the field; keys choose a part)")
     for name, sweep in SWEEPS.items():
         axes = " ".join(f"{key}={','.join(options)}" for key, options in sweep.grids[0].axes.items())
-        more = f" and {len(sweep.grids) - 1} more grid{'s' if len(sweep.grids) > 2 else ''}" if len(sweep.grids) > 1 else ""
+        others = len(sweep.grids) - 1
+        more = f" and {others} more grid{'s' if others > 1 else ''}" if others else ""
         typer.echo(f"  {name:21} {axes}{more}")
     typer.echo("keys")
     for name, field in KEYS.items():
