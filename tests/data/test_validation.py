@@ -60,6 +60,8 @@ def test_both_parts_need_a_sample(share, message):
 def test_every_client_needs_a_sample():
     with pytest.raises(UserError, match="validation: client 1 has no sample left to train on; hold out a smaller"):
         without([np.array([0, 1, 2]), np.array([3, 4])], np.array([3, 4]))
+    with pytest.raises(UserError, match="validation: client 1 has no sample left"):
+        without([np.array([0, 1, 2]), np.array([], np.int64)], np.array([1]))
 
 
 def test_holding_out_does_not_take_longer_with_more_clients():

@@ -44,7 +44,7 @@ def in_place_of_test(data: Dataset, held: np.ndarray) -> Dataset:
 
 def without(parts: Sequence[np.ndarray], held: np.ndarray) -> list[np.ndarray]:
     """The clients' parts without the samples held out; every client must keep one."""
-    kept = np.ones(1 + max(int(part.max()) for part in (*parts, held)), bool)
+    kept = np.ones(1 + max(int(part.max(initial=-1)) for part in (*parts, held)), bool)
     kept[held] = False
     left = [part[kept[part]] for part in parts]
     if empty := [k for k, part in enumerate(left) if not len(part)]:
