@@ -15,7 +15,7 @@ from fedman.flower.exchange import exchange
 from fedman.runs import build as build_module
 from fedman.runs import experiment, sweep
 from fedman.runs.folder import RunFolder
-from fedman.training.attacks import Attack, Collusion, Hostile, LabelFlip, Scaled, SignFlip, relabelled
+from fedman.training.attacks import Attack, Collusion, Hostile, LabelFlip, Scaled, SignFlip, poisoned, relabelled
 from fedman.training.check_parts import check_attack
 from tests.cases import CASES
 from tests.federations import SMALL, TRAINING, play, samples, simulation
@@ -84,6 +84,18 @@ def test_attackers_among_themselves_use_their_own_models():
     x = plain.clients.last[THEIRS]
     want = x.mean(0) - x.std(0, correction=0)
     torch.testing.assert_close(state.clients.last[THEIRS], want.expand(2, -1), rtol=1e-12, atol=1e-12)
+
+
+def test_attackers_leave_out_honest_models_that_are_not_finite():
+    """As the server does: else one client that diverges would disarm the attack."""
+    w, theta = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
+    w[1, 2] = torch.nan
+    attack, attackers = Collusion(0.3, 1.0), {3, 4}
+    forged = poisoned(attack, attackers, [0, 1, 2, 3, 4], w, theta)
+    torch.testing.assert_close(forged[3:], poisoned(attack, attackers, [0, 2, 3, 4], w[[0, 2, 3, 4]], theta)[2:])
+    assert forged[3:].isfinite().all()
+    alone = poisoned(attack, attackers, [1, 3, 4], w[[1, 3, 4]], theta)
+    torch.testing.assert_close(alone[1:], poisoned(attack, attackers, [3, 4], w[3:], theta))
 
 
 def test_a_cohort_without_attackers_is_as_it_was():

@@ -40,7 +40,8 @@ class Attack:
     def upload(self, own: Tensor, honest: Tensor, theta: Tensor) -> Tensor:
         """The models `[A, P]` that the round's attackers upload, from their `own` `[A, P]`.
 
-        They know θ and the models `honest` `[H, P]` of the round's other clients; where there are none, their own.
+        They know θ and the models `honest` `[H, P]` of the round's other clients that are finite, as the server uses no
+        others; where there are none, their own.
         """
         return own
 
@@ -135,6 +136,7 @@ def poisoned(attack: Attack, attackers: Collection[int], clients: Sequence[int],
     from fedman.execution.transfer import send
 
     hostile = send([i for i, k in enumerate(clients) if k in attackers], w.device)
-    honest = send([i for i, k in enumerate(clients) if k not in attackers], w.device)
-    uploaded = attack.upload(w[hostile], w[honest if len(honest) else hostile], theta)
+    others = send([k not in attackers for k in clients], w.device)
+    honest = w[others & w.isfinite().all(-1)]
+    uploaded = attack.upload(w[hostile], honest if len(honest) else w[hostile], theta)
     return w.index_copy(0, hostile, uploaded.to(w.dtype))
