@@ -10,6 +10,7 @@ from torch import nn
 
 from fedman.data.catalog import PADDING
 from fedman.tasks import TASKS, Classification, LanguageModel, MultiLabel, Regression
+from fedman.training.evaluate import spread
 from tests.federations import network, samples, simulation
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -150,6 +151,14 @@ def test_figures_of_a_test_set(case, batch):
     assert own[0] == pytest.approx(evaluator.grade([each[0], each[4]])[0][task.headline])
     each[0][0] = each[4][0] = 0.0  # none of their positions counts
     assert evaluator.by_client(each) == own[1:]
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+@pytest.mark.parametrize("place", range(4))
+def test_a_score_that_is_not_a_number_is_the_worst(higher_is_better, place):
+    values = [3.0, 1.0, 2.0]
+    values.insert(place, math.nan)
+    assert math.isnan(spread(values, higher_is_better)["worst_tenth"])
 
 
 @pytest.mark.parametrize("case", CASES)

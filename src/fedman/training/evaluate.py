@@ -108,8 +108,11 @@ def grade(task: Task, means: Mapping[str, float]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
-    """Figures of a score over clients: its mean, the mean of the worst tenth (at least one), its standard deviation."""
-    worst = sorted(values, reverse=not higher_is_better)[: max(1, len(values) // 10)]
+    """Figures of a score over clients: its mean, the mean of the worst tenth (at least one), its standard deviation.
+    What is not a number is worst of all."""
+    worst = sorted(values, key=lambda v: (not math.isnan(v), v if higher_is_better else -v))[
+        : max(1, len(values) // 10)
+    ]
     return {
         "mean": statistics.fmean(values),
         "worst_tenth": statistics.fmean(worst),
