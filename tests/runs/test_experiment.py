@@ -31,6 +31,8 @@ from fedman.models.parameters import flatten
 from fedman.penalties import MAN
 from fedman.runs.build import build as build_runs
 from fedman.runs.folder import RunFolder
+from fedman.runs.records import Headline
+from fedman.runs.run_under_way import rounds_to_target
 from fedman.tasks import Classification
 from tests.federations import SMALL
 from tests.runs.killed import run_killed
@@ -105,6 +107,20 @@ def test_every_seed_draws_its_own():
     for seed, changes in (("seed", 0), ("partition_seed", 1), ("schedule_seed", 2)):
         other = drawn(**{seed: 5})
         assert [a != b for a, b in zip(whole, other, strict=True)] == [i == changes for i in range(3)], seed
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        ([{}, {"cloud": 70.0, "sel": 90.0}, {"cloud": 85.0, "sel": 85.0}], 3),
+        ([{"all": 70.0, "cloud": 90.0}, {"all": 81.0, "cloud": 70.0}], 2),
+        ([{"all": 70.0}, {"cloud": 90.0}], None),
+    ],
+)
+def test_the_target_is_that_of_the_headline(found, first):
+    """Of the server's model where the mean of all clients' last ones is not kept, as on Flower with a robust rule."""
+    records = [{"round": t, **({"accuracy": values} if values else {})} for t, values in enumerate(found, 1)]
+    assert rounds_to_target(records, 80.0, Headline()) == first
 
 
 def test_what_a_run_writes(tmp_path):

@@ -309,8 +309,10 @@ class Run:
 
 
 def rounds_to_target(records: list[RoundRecord], target: float | None, headline: Headline) -> int | None:
-    """The first round (counted from 1) in which `all` reaches the target; None if it never does."""
+    """The first round (counted from 1) in which `all` reaches the target, or `cloud` where `all` is not kept; None if
+    it never does."""
     if target is None:
         return None
-    curve = ((r["round"], figure(r, headline.name).get("all")) for r in records)
-    return next((t for t, value in curve if value is not None and headline.reaches(value, target)), None)
+    found = [(r["round"], figure(r, headline.name)) for r in records]
+    model = "all" if any("all" in values for _, values in found) else "cloud"
+    return next((t for t, values in found if model in values and headline.reaches(values[model], target)), None)
