@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import fedman
+from fedman.errors import UserError
 from fedman.flatness import (
     Ascent,
     Hessian,
@@ -24,7 +25,8 @@ from fedman.flatness import (
     worst_case_sharpness,
 )
 from fedman.models.mlp import MLP
-from fedman.paper.flatness import command
+from fedman.paper.flatness import command, measure
+from fedman.paper.flatness.finished_runs import Selection
 from fedman.runs import manifest
 from tests.flatness.flat_cases import dense, gauss_newton
 from tests.paper.flatness.flatness_calls import flatness, found, refused
@@ -318,3 +320,12 @@ def test_missing_leaves_out_what_has_been_measured(runs, capsys):
     flatness("plain", "man", "--missing")
     assert "2 of 2 models are measured already" in capsys.readouterr().out
     assert "directions top" in refused(capsys, "plain", "--landscape", "--directions", "top", "--missing")
+
+
+def test_parameters_that_are_not_trained_have_no_eigenvalues():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    samples = Selection(torch.arange(2), [torch.arange(2)])
+    measure.check(measure.Request(top=8), model, samples)
+    with pytest.raises(UserError, match="top: 9; the model has 8 parameters, 1 to 8 are allowed"):
+        measure.check(measure.Request(top=9), model, samples)

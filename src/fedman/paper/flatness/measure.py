@@ -21,7 +21,7 @@ from fedman.flatness.gauss_newton import GaussNewton
 from fedman.flatness.lanczos import Eigenpairs, Lanczos, eigenpairs
 from fedman.flatness.landscape import landscape, random_direction
 from fedman.flatness.m_sharpness import m_sharpness
-from fedman.flatness.operator import Hessian, Operator, Progress
+from fedman.flatness.operator import Hessian, Operator, Progress, select
 from fedman.flatness.trace import hutchinson, hutchpp
 from fedman.flatness.worst_case_sharpness import worst_case_sharpness
 from fedman.paper.flatness.finished_runs import Follow, Selection
@@ -97,7 +97,7 @@ class Request:
 
 def check(request: Request, model: nn.Module, which: Selection) -> None:
     """Raise an error for a request that this model on these samples cannot fulfil."""
-    size = sum(p.numel() for p in model.parameters())
+    size = select(model).size
     most = size // 2 if request.ends == "both" else size
     if request.top > most:
         raise UserError(f"top: {request.top}; the model has {size} parameters, 1 to {most} are allowed")
