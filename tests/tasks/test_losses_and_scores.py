@@ -10,7 +10,7 @@ from torch import nn
 
 from fedman.data.catalog import PADDING
 from fedman.tasks import TASKS, Classification, LanguageModel, MultiLabel, Regression
-from fedman.training.evaluate import spread
+from fedman.training.evaluate import Evaluator, spread
 from tests.federations import network, samples, simulation
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -136,7 +136,6 @@ def test_figures_of_a_test_set(case, batch):
     share = weight / weight.sum()
     want = FIGURES[case](share @ loss, {name: share @ values for name, values in scores.items()})
     from fedman.models.parameters import flatten
-    from fedman.training.evaluate import Evaluator
 
     evaluator = Evaluator(machine.backend.executor, data, torch.float64, batch)
     figures, mean = evaluator.grade(evaluator.scores(flatten(model)).tolist())
@@ -151,6 +150,15 @@ def test_figures_of_a_test_set(case, batch):
     assert own[0] == pytest.approx(evaluator.grade([each[0], each[4]])[0][task.headline])
     each[0][0] = each[4][0] = 0.0  # none of their positions counts
     assert evaluator.by_client(each) == own[1:]
+
+
+def test_sums_that_overflow_are_infinite():
+    """As of a model in float64 that is about to diverge."""
+    evaluator = Evaluator(simulation(task=Regression()).backend.executor, samples(), torch.float64)
+    evaluator.executor.execution.scored = ["mae"]
+    assert evaluator.grade([[1.0, 1e308, 1e154]] * 4) == ({"rmse": math.inf, "mae": 1e154}, math.inf)
+    assert math.isnan(evaluator.grade([[1.0, math.inf, 1.0], [1.0, -math.inf, 1.0]])[1])
+    assert spread([1e308] * 20, higher_is_better=False)["mean"] == math.inf
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])

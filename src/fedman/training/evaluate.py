@@ -66,7 +66,7 @@ class Evaluator:
 
     def grade(self, scores: Sequence[Sequence[float]]) -> tuple[dict[str, float], float]:
         """The task's figures and the mean loss from rows of `scores`, on the host."""
-        weight, *sums = (math.fsum(column) for column in zip(*scores, strict=True))
+        weight, *sums = map(_sum, zip(*scores, strict=True))
         names = ("loss", *self.executor.execution.scored)
         means = {name: s / weight if weight else math.nan for name, s in zip(names, sums, strict=True)}
         return grade(self.task, means), means["loss"]
@@ -114,7 +114,15 @@ def spread(values: Sequence[float], higher_is_better: bool) -> dict[str, float]:
         : max(1, len(values) // 10)
     ]
     return {
-        "mean": statistics.fmean(values),
-        "worst_tenth": statistics.fmean(worst),
+        "mean": _sum(values) / len(values),
+        "worst_tenth": _sum(worst) / len(worst),
         "spread": statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan,
     }
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum, rounded once; inf where it is too large, nan where inf and −inf meet."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)
