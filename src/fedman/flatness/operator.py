@@ -16,6 +16,7 @@ from fedman.errors import UserError
 from fedman.execution.device import matmul_precision
 from fedman.flatness.convolution import Convolutions
 from fedman.flatness.data import Batches, Loss, call, require_mean
+from fedman.flatness.weight_norm import WeightNorms
 from fedman.models.parameters import ParameterLayout, copy_of
 
 Graph = TypeVar("Graph")
@@ -117,8 +118,7 @@ class Curvature(ABC, Generic[Graph]):
         self._graphs.clear()
         before = _allocated(self.device)
         for share, x, y in self.batches:
-            # fused attention kernels have no second derivative
-            with arithmetic(self.tf32), sdpa_kernel(SDPBackend.MATH), Convolutions(), torch.enable_grad():
+            with arithmetic(self.tf32), _twice_differentiable(), torch.enable_grad():
                 graph = self._build(x, y)
             if self._keep is None:
                 needed = (_allocated(self.device) - before) * len(self.batches)
@@ -219,6 +219,14 @@ def arithmetic(tf32: bool) -> Iterator[None]:
             yield
     finally:
         cudnn.benchmark = before
+
+
+@contextmanager
+def _twice_differentiable() -> Iterator[None]:
+    """Forward passes by operations with a second derivative: that of fused attention is missing, that of the fused
+    weight norm wrong, that of convolutions slow."""
+    with sdpa_kernel(SDPBackend.MATH), Convolutions(), WeightNorms():
+        yield
 
 
 def _means(want: str, name: str) -> bool:
