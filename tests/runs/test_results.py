@@ -7,7 +7,9 @@ import pytest
 import fedman
 from fedman.errors import UserError
 from fedman.runs import results
-from tests.runs.run_records import ROW
+from fedman.runs.folder import RunFolder
+from fedman.runs.records import headline
+from tests.runs.run_records import RECORD, ROW, SUMMARY
 
 
 def test_a_folder_of_runs_becomes_one_file_and_comes_back(tmp_path):
@@ -39,6 +41,19 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path, monkeypatch):
     curve = results.collect(out)[0]["curve"]
     assert 10 <= len(curve["round"]) <= 20
     assert curve["round"][-1] == 50
+
+
+def test_runs_without_the_mean_of_all_last_models_are_those_of_the_servers_model(tmp_path):
+    """As on Flower with a robust rule: they were refused."""
+    with RunFolder(tmp_path / "run") as folder:
+        folder.start(0, SUMMARY["config"])
+        for t in (1, 2):
+            folder.append(RECORD | {"round": t, "accuracy": {"sel": 60.0, "cloud": 40.0 + t}})
+        folder.write_ending(SUMMARY | {"accuracy": {"sel": 60.0, "cloud": 42.0}})
+    results.command([tmp_path], tmp_path / "all.jsonl", False, False)
+    (row,) = results.read(tmp_path / "all.jsonl")
+    assert row["curve"] == {"round": [1, 2], "all": [41.0, 42.0]}
+    assert headline(row) == 42.0
 
 
 @pytest.mark.parametrize("text", ["{", "[]\n", "3\n", "[" * 100_000, "\n", json.dumps(ROW)[:-2]])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import floor, inf, isfinite, log10, nan
@@ -85,7 +85,7 @@ Progress: TypeAlias = Callable[[RoundRecord], object]
 
 
 class Curve(TypedDict):
-    """The headline of `all` over the rounds, thinned."""
+    """The headline of `all` (or of `cloud`: `headline_curve`) over the rounds, thinned."""
 
     round: list[Count]
     all: list[float]
@@ -173,19 +173,21 @@ class Axes(TypedDict):
     unbalanced: NotRequired[Finite]
 
 
-class _All(TypedDict):
+class _Accuracy(TypedDict, total=False):
     all: Percent
+    cloud: Percent
 
 
-class _Figure(TypedDict):
+class _Figure(TypedDict, total=False):
     all: float  # of a finite model it can overflow
+    cloud: float
 
 
 class _Row(TypedDict):
     """What tables and figures need of a row beyond what every ending has."""
 
     config: Axes
-    accuracy: NotRequired[_All]
+    accuracy: NotRequired[_Accuracy]
     curve: Curve
 
 
@@ -285,6 +287,13 @@ def figure(record: RoundRecord | Ending, name: str) -> dict[str, float]:
     return cast(dict[str, dict[str, float]], record).get(name, {})
 
 
+def headline_curve(records: Iterable[RoundRecord], name: str) -> list[tuple[int, float]]:
+    """Rounds, and the figure of that name of `all` after each; of the server's model where `all` is not kept."""
+    found = [(record["round"], figure(record, name)) for record in records]
+    model = "all" if any("all" in values for _, values in found) else "cloud"
+    return [(t, values[model]) for t, values in found if model in values]
+
+
 def headline(ending: Ending) -> float:
     """The headline of `all`, the mean of all clients' last models (accuracy in percent); not a number if the run
     diverged, or if it is not finite.
@@ -349,7 +358,8 @@ def check_row(value: object, where: str) -> ResultRow:
     name = headline_of(summary).name
     if name not in row:
         raise UserError(f"{where}: {name} is missing")
-    check(_Figure, cast(Any, row)[name], f"{where}: {name}")
+    if not {"all", "cloud"} & check(_Figure, cast(Any, row)[name], f"{where}: {name}").keys():
+        raise UserError(f"{where}: {name}: all is missing")
     return summary
 
 

@@ -18,9 +18,9 @@ from fedman.runs.records import (
     check_row,
     content,
     decisive,
-    figure,
     figures,
     headline,
+    headline_curve,
     headline_of,
     is_explained,
     parse,
@@ -101,8 +101,7 @@ def _ended(folder: Path) -> list[RunFolder]:
 def compact(run: RunFolder, row: ResultRow) -> ResultRow:
     """The row of an ended run. The place of its data is left out: it differs from machine to machine."""
     row["config"].pop("data_dir", None)
-    name = headline_of(row).name
-    curve = [(r["round"], found["all"]) for r in run.read_rounds() if "all" in (found := figure(r, name))]
+    curve = headline_curve(run.read_rounds(), headline_of(row).name)
     every = max(1, -(-len(curve) // POINTS))
     thin = curve[::-1][::every][::-1]  # keeps the end
     row["curve"] = {"round": [t for t, _ in thin], "all": [value for _, value in thin]}

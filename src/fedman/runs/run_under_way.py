@@ -29,8 +29,8 @@ from fedman.runs.records import (
     Source,
     Summary,
     evaluated_on,
-    figure,
     figures,
+    headline_curve,
 )
 from fedman.runs.result import Result
 from fedman.runs.version import source, version
@@ -313,6 +313,5 @@ def rounds_to_target(records: list[RoundRecord], target: float | None, headline:
     it never does."""
     if target is None:
         return None
-    found = [(r["round"], figure(r, headline.name)) for r in records]
-    model = "all" if any("all" in values for _, values in found) else "cloud"
-    return next((t for t, values in found if model in values and headline.reaches(values[model], target)), None)
+    curve = headline_curve(records, headline.name)
+    return next((t for t, value in curve if headline.reaches(value, target)), None)
