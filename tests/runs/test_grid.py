@@ -82,3 +82,9 @@ def test_two_runs_of_one_name_are_refused():
     assert len(cells({}, Sweep("twice", (one, one)))) == 1
     with pytest.raises(UserError, match=r"^two: two different runs would be called zeta0$"):
         cells({}, Sweep("two", (one, other)))
+
+
+def test_values_that_would_share_a_folder_are_refused():
+    """A run that would be dropped without a word: a folder's name has _ for / and for :."""
+    with pytest.raises(UserError, match=r"^sweep: two different runs would be called modelm_x_build-seed0; rename"):
+        cells({"model": "m_x:build,m:x_build", "seed": "0,1"})

@@ -94,7 +94,10 @@ def _product(
         foreign = found - set().union(*(own.get((kind, str(chosen.get(kind, ""))), set()) for kind in PARTS))
         chosen = {key: value for key, value in chosen.items() if key not in foreign}
         cell = Cell({key: v for key, v in chosen.items() if key in named}, resolve(chosen, preset))
-        grid.setdefault(cell.name, cell)
+        if grid.setdefault(cell.name, cell).config != cell.config:  # a/b and a_b
+            raise UserError(
+                f"sweep: two different runs would be called {cell.name}; rename a file or a module of theirs"
+            )
     return grid
 
 
