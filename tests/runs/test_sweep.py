@@ -57,6 +57,10 @@ def test_finished_runs_are_skipped_and_others_resumed(tmp_path):
     assert sweep.tables(grid, tmp_path) == [table]
     (part,) = sweep.tables([grid[0], grid[6]], tmp_path)
     assert [(line[0], line[3]) for line in part.rows] == [("FedAvg", "–"), ("FedDyn", "–")], "nothing to compare with"
+    (part,) = sweep.tables([grid[0], grid[1], grid[2]], tmp_path)  # as of a shard
+    mine = [headline(RunFolder(tmp_path / grid[i].name).ending()) for i in (0, 2)]
+    assert part.header[-1] == "gain over common seeds"
+    assert part.rows[0][-1] == f"{mine[1] - mine[0]:+.2f}"
     with pytest.raises(UserError, match="holds a run of another configuration; lr differ"):
         sweep.unfinished([Cell(grid[0].varied, grid[0].config.model_copy(update={"lr": 0.2}))], tmp_path)
 

@@ -194,17 +194,31 @@ def _headlines(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]
     zetas = sorted({cell.config.zeta for ended in methods.values() for cell, _ in ended})
     header = ["method", *("plain" if z == 0 else f"+{added} ζ={z:g}" for z in zetas)]
     gain = 0.0 in zetas and len(zetas) == 2
+    common = True  # whether every gain is over all seeds
     rows = []
     for label, ended in methods.items():
         compared = _headline(ended[0][0])
-        values = [[headline(ending) for cell, ending in ended if cell.config.zeta == z] for z in zetas]
-        means = [statistics.fmean(group or [math.nan]) for group in values]
-        row = [label, *(mean_std(v, compared.form(m)) for v, m in zip(values, means, strict=True))]
+        values = [{cell.config.seed: headline(end) for cell, end in ended if cell.config.zeta == z} for z in zetas]
+        means = [statistics.fmean(by_seed.values() or [math.nan]) for by_seed in values]
+        row = [label, *(mean_std([*v.values()], compared.form(m)) for v, m in zip(values, means, strict=True))]
         if gain:
-            gained = compared.gain(*means)
+            gained, alike = _gained(compared, *values)
+            common &= alike
             row.append(f"{gained:+{compared.form(*means)}}" if math.isfinite(gained) else "–")
         rows.append(row)
-    return Table(_title(grid, " of the mean of all clients"), [*header, "gain"] if gain else header, rows)
+    if gain:
+        header.append("gain" if common else "gain over common seeds")
+    return Table(_title(grid, " of the mean of all clients"), header, rows)
+
+
+def _gained(compared: Headline, plain: Mapping[int, float], added: Mapping[int, float]) -> tuple[float, bool]:
+    """The gain over the seeds that both have, which in a shard need not be all; nan where a run diverged. And whether
+    both have the same."""
+    seeds = plain.keys() & added.keys()
+    if not seeds or not all(map(math.isfinite, (*plain.values(), *added.values()))):
+        return math.nan, True
+    before, after = (statistics.fmean(values[seed] for seed in sorted(seeds)) for values in (plain, added))
+    return compared.gain(before, after), plain.keys() == added.keys()
 
 
 def _clients(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]]) -> Table:
