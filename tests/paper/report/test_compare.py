@@ -149,3 +149,21 @@ def test_a_data_set_the_paper_does_not_have():
     assert tables.headline(found).rows == [["FedAvg", "90.50 ± 0.71"], ["FedAvg+MAN", "94.50 ± 0.71"]]
     assert found.target is None
     assert {what: value for value, what in narrative.tiles([found])}["points, the median gain"] == "+4.00"
+
+
+def test_rounds_to_another_target_are_not_beside_the_papers():
+    found = compare(pair(40.0, 52.0, target=30, rounds_to_target=100))
+    assert [(c.rounds_mark, c.rounds_ratio) for c in found.cells] == [(NONE, None)] * 2
+    assert tables.rounds(found).rows == [["FedAvg", "100", "–", "–"], ["FedAvg+MAN", "100", "–", "–"]]
+    assert tables.accuracy(found).rows[0][-1] == "–"
+    assert not any(sentence.startswith("Rounds") for sentence in narrative.dataset(found))
+
+
+def test_rounds_to_different_targets_are_not_put_together():
+    found = compare([*pair(40.0, 52.0, rounds_to_target=100), row(52.0, seed=1, target=30, rounds_to_target=20)])
+    assert [tables.rounds_text(cell.series) for cell in found.cells] == ["100", "–"]
+    assert found.target is None
+    rows = pair(40.0, 52.0, rounds_to_target=100)
+    del rows[0]["config"]["target"]
+    assert compare(rows).target is None
+    assert not any(sentence.startswith("Rounds") for sentence in narrative.dataset(compare(rows)))

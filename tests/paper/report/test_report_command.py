@@ -197,3 +197,16 @@ def test_one_results_file_is_enough(place, tmp_path, capsys):
     assert code == 0
     assert "1 runs" in output
     assert "a.jsonl: 1 run has another result elsewhere" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_runs_on_samples_held_out_alone_are_said_to_be_left_out(place, tmp_path, capsys):
+    held_out = row(40.0, zeta=0)
+    held_out["config"]["validation"] = 0.1
+    write(place / "a.jsonl", [held_out])
+    code, _, message = run(capsys, place, "--out", tmp_path / "x.html")
+    assert code == 2
+    assert "nothing to report; 1 run was evaluated on samples held out from training, and not shown." in message
+    write(place / "a.jsonl", [row(40.0, zeta=0, execution=how) for how in ("plain", "vmap")])
+    assert run(capsys, place, "--out", tmp_path / "x.html")[0] == 0
+    said = "1 run is not shown: others have the same setting and seed, apart from execution."
+    assert said in (tmp_path / "x_files/tables/summary.md").read_text(encoding="utf-8")

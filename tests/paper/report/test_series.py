@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedman.paper.report.series import series
+from fedman.paper.report.series import left_out, series
 from tests.paper.report.report_rows import row
 
 
@@ -27,3 +27,13 @@ def test_a_diverged_run_is_a_seed_of_its_setting():
     (one,) = series([row(40.0, zeta=0), row(math.nan, zeta=0, seed=1)])
     assert [math.isnan(a) for a in one.values] == [False, True]
     assert one.variant == ""
+
+
+def test_runs_of_the_same_setting_and_seed_are_named_where_they_are_left_out():
+    rows = [row(40.0, zeta=0, execution=how) for how in ("plain", "vmap", "kernels")]
+    rows.append(row(41.0, zeta=0, seed=1, target=30))
+    shown = series(rows)
+    assert [s.seeds for s in shown] == [[0, 1]]
+    said = "2 runs are not shown: others have the same setting and seed, apart from execution."
+    assert left_out(rows, shown) == [said]
+    assert left_out(rows[2:], series(rows[2:])) == []

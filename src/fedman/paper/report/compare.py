@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from fedman.config import PARTS
+from fedman.data.catalog import SPECS
 from fedman.paper import targets as paper
 from fedman.paper.presets import ZETA
 from fedman.paper.report.series import MAN, Series, Setting, gained, part_title, penalties_of, slug
@@ -57,10 +58,16 @@ class Cell:
         return ABOVE if d > 0 else BELOW
 
     @property
+    def has_papers_goal(self) -> bool:
+        """Whether its rounds are to the target of which the paper gives them."""
+        goal = self.series.target
+        return bool(self.target and goal) and goal == SPECS[self.series.dataset].target
+
+    @property
     def rounds_ratio(self) -> float | None:
         """Measured rounds to the target over the paper's; None unless both reach it."""
         measured = self.series.rounds_to_target
-        if self.target is None or self.target.rounds is None or math.isinf(measured):
+        if not self.has_papers_goal or self.target is None or self.target.rounds is None or math.isinf(measured):
             return None
         return measured / self.target.rounds
 
@@ -68,9 +75,9 @@ class Cell:
     def rounds_mark(self) -> str:
         """STD: within 20 % of the paper's rounds, or neither gets there; ABOVE: fewer rounds; BELOW: more.
 
-        Where only one of the two gets there, that one has needed fewer. NONE where the paper has no target.
+        Where only one of the two gets there, that one has needed fewer. NONE where the paper does not have this target.
         """
-        if self.target is None or self.series.target is None:
+        if not self.has_papers_goal or self.target is None:
             return NONE
         here, there = (t is not None and t < math.inf for t in (self.series.rounds_to_target, self.target.rounds))
         if not (here and there):
@@ -173,8 +180,9 @@ class Comparison:
 
     @property
     def target(self) -> float | None:
-        """The headline for rounds-to-target."""
-        return next((cell.series.target for cell in self.cells), None)
+        """The headline for rounds-to-target; None where cells have different ones."""
+        found = {cell.series.target for cell in self.cells}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def pairs(self) -> list[Pair]:

@@ -104,8 +104,8 @@ def convergence(data: Comparison) -> list[Picture]:
                 band = (curve.low, curve.high) if len(s.runs) > 1 else ()
                 draw_curve(axes, s, curve.rounds, curve.mean, data.penalties, band=band)
             first, _ = drawn[0]
-            if first.target:
-                axes.axhline(first.target, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+            if data.target:
+                axes.axhline(data.target, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
             axes.set(xlim=(0, first.length), ylim=_limits(drawn, data.headline))
             _label(axes, data, partition, "round")
             named = data.picture_of(partition, f"curves-{number}", f"{data.headline.name} over the rounds")

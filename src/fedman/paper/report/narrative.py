@@ -280,7 +280,7 @@ def _agreement(compared: Sequence[Cell]) -> str:
 def _rounds(data: Comparison, compared: Sequence[Cell]) -> list[str]:
     """How the rounds to the target compare, more and fewer alike."""
     marks = Counter(cell.rounds_mark for cell in compared if cell.rounds_mark)
-    if not marks:
+    if not marks or data.target is None:
         return []
     ratios = [(ratio, cell) for cell in compared if (ratio := cell.rounds_ratio) is not None]
     sides = Counter(cell.rounds_mark for _, cell in ratios)

@@ -30,7 +30,7 @@ from fedman.paper.report import (
 )
 from fedman.paper.report.compare import MARKS, Comparison, comparisons, penalties_title
 from fedman.paper.report.figure import COLOURS, Picture, buttons, key, tones
-from fedman.paper.report.series import MAN, Series, Setting, penalties_of, series, slug
+from fedman.paper.report.series import MAN, Series, Setting, left_out, penalties_of, series, slug
 from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
@@ -105,16 +105,18 @@ def compose(found: Sources) -> Report:
     """The report of what was found; draws all its figures."""
     all_series = series(found.rows)
     measured = hessian.merge(found.flatness)
+    fields_series = series(found.field.rows)
+    notes = [*found.notes, *left_out(found.rows, all_series), *left_out(found.field.rows, fields_series)]
     compared = comparisons(all_series)
     the_field = field.field(found.field, found.rows)
     sections = [
-        _summary(compared, measured, found.notes),
+        _summary(compared, measured, notes),
         *(_dataset(data) for data in compared if data.cells),
         *([_field(the_field)] if the_field else []),
         Section("studies", "Sensitivity and variants", groups=[group for data in compared for group in _studies(data)]),
         _flatness(found.flatness, measured, found.theorems),
         _cost(compared, all_series, found.costs),
-        Section("runs", "All runs", folded=[tables.all_runs([*all_series, *series(found.field.rows)])]),
+        Section("runs", "All runs", folded=[tables.all_runs([*all_series, *fields_series])]),
     ]
     extra = [made(data) for data in compared if data.cells for made in (tables.accuracy, tables.headline)]
     of_field = (

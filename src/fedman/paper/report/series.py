@@ -25,6 +25,7 @@ from fedman.runs.records import (
     Settings,
     Spread,
     axes,
+    differing,
     figure,
     headline,
     headline_of,
@@ -146,8 +147,9 @@ class Series(Setting):
 
     @property
     def target(self) -> float | None:
-        """The headline for rounds-to-target."""
-        return axes(self.runs[0]).get("target")
+        """The headline for rounds-to-target; None where its runs have different ones."""
+        found = {axes(run).get("target") for run in self.runs}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def length(self) -> int:
@@ -302,6 +304,28 @@ def series(rows: Sequence[ResultRow]) -> list[Series]:
             runs = [by_seed[seed] for seed in sorted(by_seed)]
             made.append(Series(**(vars(setting) | {"variant": variant}), headline=compared, runs=runs, model=model))
     return sorted(made, key=_order)
+
+
+def left_out(rows: Sequence[ResultRow], shown: Iterable[Series]) -> list[str]:
+    """A sentence about the runs that are in no series, because another has the same setting and seed; none if there
+    are none."""
+    kept = {id(run): run for s in shown for run in s.runs}
+    alike: dict[tuple[object, ...], list[Settings]] = {}
+    for run in kept.values():
+        alike.setdefault(_place(run), []).append(said(run["config"]))
+    out = [row for row in rows if id(row) not in kept]
+    keys = set()
+    for row in out:
+        apart = [set(differing(said(row["config"]), config)) for config in alike.get(_place(row), ())]
+        keys |= next((found for found in apart if found <= {*HOUSEKEEPING}), set()) - {*LOCAL}
+    runs = "run is" if len(out) == 1 else "runs are"
+    why = f", apart from {', '.join(sorted(keys))}" if keys else ""
+    return [f"{len(out)} {runs} not shown: others have the same setting and seed{why}."] if out else []
+
+
+def _place(row: ResultRow) -> tuple[object, ...]:
+    """Where a run stands among others."""
+    return *(said(row["config"]).get(key) for key in AXES), row["config"].get("model")
 
 
 def _other_models(rows: Sequence[ResultRow], headlines: Sequence[Headline]) -> list[str]:

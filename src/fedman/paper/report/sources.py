@@ -78,7 +78,8 @@ def find(place: Path) -> Sources:
         [tune.read(path) for path in sorted(of) if path.name.endswith(tune.NAME) and of[path]],
     )
     if not rows and not measured and not of_field.rows and not of_field.tunings:
-        raise UserError(f"{place}: nothing to report; it needs results (*.jsonl) or finished runs ({SUMMARY}) in it")
+        why = " ".join(notes) or f"it needs results (*.jsonl) or finished runs ({SUMMARY}) in it"
+        raise UserError(f"{place}: nothing to report; {why}")
     unchecked = [path for source in {place: None, **dict(parts)} for path in results.unchecked(source)]
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
     papers = [record for path, record in measured.items() if not of[path]]

@@ -311,7 +311,7 @@ def paper_accuracy(target: Target | None) -> str:
 
 
 def _paper_rounds(cell: Cell) -> str:
-    if cell.target is None or cell.series.target is None:
+    if cell.target is None or not cell.has_papers_goal:
         return BLANK
     return str(cell.target.rounds or "500+")
 
