@@ -356,6 +356,10 @@ def test_names_that_lead_nowhere(name, message, own):
     assert message in refused(algorithm=name)
 
 
+def test_hyperparameters_of_what_cannot_be_imported_are_no_mistyped_keys(own):
+    assert refused(algorithm="nowhere:Bad", beta=0.5).startswith("algorithm: nowhere:Bad cannot be imported")
+
+
 @pytest.mark.parametrize(("kind", "registry"), PARTS.items())
 def test_every_kind_of_part_is_checked_alike(kind, registry, own):
     own("class Bad: pass")

@@ -253,7 +253,8 @@ def resolve(
     parts, missing = _parts(given)
     config, wrong = _validate(config_class(parts), given)
     config = _fill_defaults(config)
-    mistakes += [*_unknown_keys(given, config), *wrong]
+    lost = bool(missing) and any(":" in str(given.get(kind, "")) for kind in PARTS)  # nobody knows what keys it has
+    mistakes += [*(() if lost else _unknown_keys(given, config)), *wrong]
     mistakes += [f"{key}: has a NUL character" for key, value in given.items() if "\0" in str(value)]
     mistakes += [f"{key}: is not Unicode text" for key, value in given.items() if _has_surrogates(str(value))]
     mistakes += [*missing, *_check_names(config)]

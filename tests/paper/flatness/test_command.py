@@ -185,6 +185,9 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "custom":
         text = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(text.replace('model = "mlp"', 'model = "custom"'))
+    elif how == "part":
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace('"fedavg"', '"gone:Mine"') + "strength = 1.0\n")
     elif how == "data":
         text = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(text.replace("points.npz", "gone.npz"))
@@ -199,6 +202,7 @@ def spoil(folder: Path, how: str) -> None:
         ("torn", [], "plain/model.safetensors: cannot be read"),
         ("other", [], "plain/model.safetensors: not weights of mlp for npz:"),
         ("less", ["--model", "sel"], "plain/model.safetensors: holds no model 'sel', only all"),
+        ("part", [], "plain: algorithm: gone:Mine cannot be imported (ModuleNotFoundError"),
         ("custom", [], "plain: a run of your own arrays or module"),
         ("data", [], "gone.npz"),
         ("record", [], "plain/flatness.json: not measurements in format 1"),
@@ -248,7 +252,7 @@ def test_of_several_runs_those_that_diverged_are_left_out(runs, capsys):
     assert capsys.readouterr().out.startswith("not measured, as they diverged: plain\n")
     assert set(found(runs / "man")) == {"loss", "top"}
     assert not (runs / "plain/flatness.json").exists()
-    assert "plain: this run is diverged" in refused(capsys, "plain", "--top", "1", "--device", "cpu")
+    assert "plain: this run diverged" in refused(capsys, "plain", "--top", "1", "--device", "cpu")
 
 
 def test_no_run_at_all(runs, capsys):

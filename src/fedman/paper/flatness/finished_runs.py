@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,14 @@ def read_run(folder: Path) -> FinishedRun:
         raise UserError(f"{folder}: no such folder; name the folder of a finished run")
     if not files.config.exists():
         raise UserError(f"{folder}: not a run's folder (no {files.config.name})")
-    config = resolve(files.read_config())
+    try:
+        config = resolve(files.read_config())
+    except UserError as error:  # such as a part of the user's own that is not where it was
+        raise UserError(f"{folder}: {error}") from None
     if not files.summary.exists():
-        state = "diverged" if files.diverged.exists() else f"not finished; fedman run --out {folder} --resume"
-        raise UserError(f"{folder}: this run is {state} (no {files.summary.name})")
+        resume = f"is not finished; fedman run --out {shlex.quote(str(folder))} --resume"
+        state = "diverged" if files.diverged.exists() else resume
+        raise UserError(f"{folder}: this run {state} (no {files.summary.name})")
     summary = cast(Summary, files.ending())
     if CUSTOM in (config.dataset, config.model):
         raise UserError(f"{folder}: a run of your own arrays or module; measure it in Python with fedman.flatness")
