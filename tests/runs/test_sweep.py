@@ -230,6 +230,9 @@ def test_runs_that_results_have_are_done_and_stand_in_the_table(tmp_path):
     assert not sweep.recorded(cells({**keys, "lr": "0.3"}), rows)
     assert not sweep.recorded(grid, [row | {"source": {"unknown": "no git"}} for row in rows])
     assert played(grid[2:], tmp_path / "here") == [c.name for c in grid[2:]]
+    stopped = {name: row | {"stopped": "plateau", "round": 2} for name, row in known.items()}
+    (table,) = sweep.tables(grid, tmp_path / "here", stopped)
+    assert table.title.endswith("%; 2 runs were stopped early, after round 2")
     (table,) = sweep.tables(grid, tmp_path / "here", known)
     played(grid, tmp_path / "whole")
     assert [table] == sweep.tables(grid, tmp_path / "whole")

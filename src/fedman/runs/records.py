@@ -307,6 +307,16 @@ def headline(ending: Ending) -> float:
     return value if isfinite(value) else nan
 
 
+def stopped_early(endings: Iterable[Ending]) -> str:
+    """How many of these runs a callback or a tracker ended before their last round, and when: "2 runs were stopped
+    early, after round 3"; nothing where none was."""
+    rounds = sorted(end.get("round", 0) for end in endings if "diverged" not in end and "stopped" in end)
+    if not rounds:
+        return ""
+    when = f"round {rounds[0]}" if rounds[0] == rounds[-1] else f"rounds {rounds[0]} to {rounds[-1]}"
+    return f"{len(rounds)} {'run was' if len(rounds) == 1 else 'runs were'} stopped early, after {when}"
+
+
 def is_explained(ending: Ending) -> bool:
     """Whether commits or releases have all the code that made it."""
     sources: list[Source] = [ending.get("source", {}), *ending.get("earlier_sources", [])]

@@ -22,7 +22,16 @@ from fedman.runs.folder import RunFolder
 from fedman.runs.grid import Cell
 from fedman.runs.inputs import fingerprints, refuse_other_inputs
 from fedman.runs.ray_cluster import RayCluster
-from fedman.runs.records import Ending, Headline, Progress, ResultRow, evaluated_on, headline, is_explained
+from fedman.runs.records import (
+    Ending,
+    Headline,
+    Progress,
+    ResultRow,
+    evaluated_on,
+    headline,
+    is_explained,
+    stopped_early,
+)
 from fedman.runs.results import identity, settings_identity
 from fedman.runs.text_tables import mean_std
 from fedman.runs.workers import Processes, Stack, play, play_all
@@ -208,7 +217,9 @@ def _headlines(grid: list[Cell], methods: Mapping[str, list[tuple[Cell, Ending]]
         rows.append(row)
     if gain:
         header.append("gain" if common else "gain over common seeds")
-    return Table(_title(grid, " of the mean of all clients"), header, rows)
+    stopped = stopped_early(ending for ended in methods.values() for _, ending in ended)
+    title = "; ".join(filter(None, (_title(grid, " of the mean of all clients"), stopped)))
+    return Table(title, header, rows)
 
 
 def _gained(compared: Headline, plain: Mapping[int, float], added: Mapping[int, float]) -> tuple[float, bool]:

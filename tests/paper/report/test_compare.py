@@ -159,11 +159,19 @@ def test_rounds_to_another_target_are_not_beside_the_papers():
     assert not any(sentence.startswith("Rounds") for sentence in narrative.dataset(found))
 
 
+def test_runs_stopped_early_did_not_need_more_than_all_rounds():
+    rows = [row(40.0, zeta=0) | {"stopped": "plateau", "round": 20}]
+    (cell,) = compare(rows).cells
+    assert (tables.rounds_text(cell.series), cell.rounds_mark) == ("20+", NONE)
+
+
 def test_rounds_to_different_targets_are_not_put_together():
     found = compare([*pair(40.0, 52.0, rounds_to_target=100), row(52.0, seed=1, target=30, rounds_to_target=20)])
     assert [tables.rounds_text(cell.series) for cell in found.cells] == ["100", "–"]
-    assert found.target is None
+    assert found.target == 50.0
     rows = pair(40.0, 52.0, rounds_to_target=100)
-    del rows[0]["config"]["target"]
+    rows[0]["config"]["target"] = 30.0
     assert compare(rows).target is None
     assert not any(sentence.startswith("Rounds") for sentence in narrative.dataset(compare(rows)))
+    del rows[0]["config"]["target"]
+    assert any(sentence.startswith("Rounds to 50 %") for sentence in narrative.dataset(compare(rows)))

@@ -191,6 +191,18 @@ def test_what_was_not_finite_is_left_out(place, tmp_path, capsys):
     assert "0 runs, 2 pictures" in output, "a surface and a map"
 
 
+def test_runs_that_were_stopped_early_are_named(place, tmp_path, capsys):
+    rows = pair(40.0, 52.0)
+    rows[0] |= {"stopped": "plateau", "round": 20}
+    write(place / "a.jsonl", rows)
+    assert run(capsys, place, "--out", tmp_path / "x.html")[0] == 0
+    tables = tmp_path / "x_files/tables"
+    said = "1 run was stopped early, after round 20; the figures are those at the stop."
+    assert said in (tables / "summary.md").read_text(encoding="utf-8")
+    lines = (tables / "all-runs.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if "| stopped after round 20 |" in line] == lines[4:5]
+
+
 def test_one_results_file_is_enough(place, tmp_path, capsys):
     path = write(place / "a.jsonl", [row(40.0, zeta=0), row(41.0, zeta=0)])
     code, output, _ = run(capsys, path, "--out", tmp_path / "page.html")

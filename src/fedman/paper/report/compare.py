@@ -59,9 +59,10 @@ class Cell:
 
     @property
     def has_papers_goal(self) -> bool:
-        """Whether its rounds are to the target of which the paper gives them."""
+        """Whether its rounds are to the target of which the paper gives them, and no run was stopped early."""
         goal = self.series.target
-        return bool(self.target and goal) and goal == SPECS[self.series.dataset].target
+        whole = not any("stopped" in run for run in self.series.runs)
+        return bool(self.target and goal) and whole and goal == SPECS[self.series.dataset].target
 
     @property
     def rounds_ratio(self) -> float | None:
@@ -181,7 +182,7 @@ class Comparison:
     @property
     def target(self) -> float | None:
         """The headline for rounds-to-target; None where cells have different ones."""
-        found = {cell.series.target for cell in self.cells}
+        found = {cell.series.target for cell in self.cells} - {None}
         return found.pop() if len(found) == 1 else None
 
     @property

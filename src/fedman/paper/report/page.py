@@ -34,6 +34,7 @@ from fedman.paper.report.series import MAN, Series, Setting, left_out, penalties
 from fedman.paper.report.sources import Sources, StepCost, Theorems
 from fedman.paper.report.tables import Table
 from fedman.paper.targets import partition_title
+from fedman.runs.records import stopped_early
 from fedman.runs.version import version
 
 
@@ -107,6 +108,8 @@ def compose(found: Sources) -> Report:
     measured = hessian.merge(found.flatness)
     fields_series = series(found.field.rows)
     notes = [*found.notes, *left_out(found.rows, all_series), *left_out(found.field.rows, fields_series)]
+    if stopped := stopped_early([*found.rows, *found.field.rows]):
+        notes.append(f"{stopped}; the figures are those at the stop.")
     compared = comparisons(all_series)
     the_field = field.field(found.field, found.rows)
     sections = [

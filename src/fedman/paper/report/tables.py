@@ -277,7 +277,9 @@ def all_runs(all_series: Sequence[Series]) -> Table:
     rows = []
     for s in all_series:
         for run, value in zip(s.runs, s.values, strict=True):
-            row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", s.changed, str(run["config"]["seed"])]
+            early = f"stopped after round {run.get('round')}" if "stopped" in run else ""
+            changed = ", ".join(filter(None, (s.changed, early)))
+            row = [s.dataset, s.partition, s.method, f"{s.zeta:g}", changed, str(run["config"]["seed"])]
             name = f"{s.headline.name} " if figure == "headline" else ""
             row += [name + mean_std([value], s.headline.form(value)), str(first_at_target(run) or BLANK)]
             row += [BLANK] * 3 if "diverged" in run else [f"{run['seconds']:.1f}", run["precision"], run["device"]]
@@ -335,4 +337,7 @@ def rounds_text(s: Series) -> str:
     """The median first round at the target."""
     if s.target is None:
         return BLANK
-    return f"{s.length}+" if math.isinf(s.rounds_to_target) else f"{s.rounds_to_target:g}"
+    if not math.isinf(s.rounds_to_target):
+        return f"{s.rounds_to_target:g}"
+    stops = [run.get("round", s.length) for run in s.runs if "stopped" in run and first_at_target(run) is None]
+    return f"{min(stops, default=s.length)}+"
