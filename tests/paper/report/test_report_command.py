@@ -71,6 +71,10 @@ def test_runs_on_the_embedded_data_and_a_single_run(tmp_path, capsys):
     code, output, _ = run(capsys, tmp_path / "runs" / "z0s0", "--out", tmp_path / "b.html")
     assert code == 0
     assert "1 runs" in output
+    assert "not of this report" not in output
+    names = [{path.name for path in (tmp_path / f"{page}_files").glob("*/*")} for page in "ab"]
+    _, output, _ = run(capsys, tmp_path / "runs" / "z0s0", "--out", tmp_path / "a.html")
+    assert f"a_files: {len(names[0] - names[1])} files not of this report" in output
 
 
 def test_text_from_files_is_text_on_the_page(place, tmp_path, capsys):

@@ -28,16 +28,21 @@ def command(place: Path, out: Path) -> str:
         refuse_link(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+    written = set()
     for picture in report.pictures:
         for ending, content in (("svg", picture.svg), ("png", picture.png)):
             path = beside / "figures" / f"{picture.name}.{ending}"
             write_bytes(path, content)
+            written.add(path)
+    texts = {f"{name}.md": text for name, text in report.summaries.items()}
     for table in report.tables:
-        write_text(beside / "tables" / f"{table.name}.csv", table.csv())
-        write_text(beside / "tables" / f"{table.name}.md", table.markdown())
-    for name, text in report.summaries.items():
-        write_text(beside / "tables" / f"{name}.md", text)
+        texts |= {f"{table.name}.csv": table.csv(), f"{table.name}.md": table.markdown()}
+    for name, text in texts.items():
+        write_text(beside / "tables" / name, text)
+        written.add(beside / "tables" / name)
+    others = sum(path not in written for kind in ("figures", "tables") for path in (beside / kind).iterdir())
     write_text(out, page)
     size = len(page.encode()) / 1e6
     made = f"{len(report.pictures)} pictures, {len(report.tables)} tables, {size:.1f} MB"
+    made += f"\nin {beside}: {others} {'file' if others == 1 else 'files'} not of this report" if others else ""
     return f"{out}: {len(found.rows) + len(found.field.rows)} runs, {made}{not_checked(found.unchecked)}"
