@@ -134,3 +134,13 @@ def test_the_runs_of_all_files_and_folders_below_one(tmp_path):
     assert [len(rows) for _, rows in results.parts(tmp_path / "two.jsonl")] == [1, 0]
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         results.parts(tmp_path / "nowhere")
+
+
+def test_runs_of_different_modules_are_not_offered_to_be_replaced():
+    one, other = ({**ROW, "inputs": {"model": kind}} for kind in "ab")
+    assert len(results.join([("x", [one]), ("y", [other])])) == 1, "the same result"
+    other["accuracy"] = {**ROW["accuracy"], "all": 1.0}
+    with pytest.raises(UserError, match="of your own under one name; keep them in different files"):
+        results.join([("x", [one]), ("y", [other])])
+    with pytest.raises(UserError, match="add --replace"):
+        results.join([("x", [one]), ("y", [other | {"inputs": {}}])])

@@ -163,6 +163,9 @@ def require_agreement(name: str, one: tuple[str, ResultRow], other: tuple[str, R
         f"{'diverged' if 'diverged' in row else headline_of(row).shown(headline(row))} in {where}"
         for where, row in (one, other)
     )
+    inputs, others = (row.get("inputs", {}) for _, row in (one, other))
+    if any(inputs[key] != others.get(key, inputs[key]) for key in inputs):
+        advice = "they had different data or modules of your own under one name; keep them in different files"
     raise UserError(f"{name}: two results, {first} and {second}; {advice}")
 
 

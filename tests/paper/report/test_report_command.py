@@ -226,3 +226,21 @@ def test_runs_on_samples_held_out_alone_are_said_to_be_left_out(place, tmp_path,
     assert run(capsys, place, "--out", tmp_path / "x.html")[0] == 0
     said = "1 run is not shown: others have the same setting and seed, apart from execution."
     assert said in (tmp_path / "x_files/tables/summary.md").read_text(encoding="utf-8")
+
+
+def test_own_data_and_modules_under_one_name(place, tmp_path, capsys):
+    """With one configuration they are told apart; where each seed has its own a note says so."""
+    one, other = {"dataset": "d" * 64, "model": "a" * 64}, {"dataset": "d" * 64, "model": "b" * 64}
+    for second, more in ((other, {}), ({**one, "dataset": "e" * 64}, {"seed": 1})):
+        rows = [row(40.0, zeta=0), row(50.0, zeta=0, **more)]
+        for r, inputs in zip(rows, (one, second), strict=True):
+            r["config"] |= {"dataset": "mine", "model": "custom"}
+            r["inputs"] = inputs
+        write(place / "a.jsonl", rows)
+        assert run(capsys, place, "--out", tmp_path / "x.html")[0] == 0
+        tables = tmp_path / "x_files/tables"
+        assert len((tables / "all-runs.csv").read_text(encoding="utf-8").splitlines()) == 3
+        said = (tables / "summary.md").read_text(encoding="utf-8")
+        assert ("**mine with custom bbbbbb.**" in said) == (not more)
+        assert ("mine: runs with different data under this name stand together." in said) == bool(more)
+        assert "another result elsewhere" not in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from typing_extensions import TypedDict
 
@@ -64,14 +65,14 @@ def find(place: Path) -> Sources:
     Of two results of one configuration the first file's is taken, and a note says so. Runs that were evaluated on
     samples held out, and not on the test set, are left out.
     """
-    parts = results.parts(place)
+    parts, other_inputs = _told_apart(results.parts(place))
     measured = {path: flatness_json.read(path) for path in flatness_json.find(place, "*flatness*.json")}
     costs = [step for path in sorted(place.rglob("*cost*.json")) for step in records.read(_Costs, path)["steps"]]
     theorems = [_theorems(path) for path in sorted(place.rglob("theory.json"))]
     of = {path: _of_field(path, place) for path in (*dict(parts), *measured, *place.rglob(f"*{tune.NAME}"))}
     rows, notes = _without_duplicates([part for part in parts if not of[part[0]]])
     fields_rows, more = _without_duplicates([part for part in parts if of[part[0]]])
-    notes += [*more, *_played_again(rows, fields_rows)]
+    notes += [*more, *other_inputs, *_played_again(rows, fields_rows)]
     of_field = FieldSources(
         fields_rows,
         [record for path, record in measured.items() if of[path]],
@@ -84,6 +85,36 @@ def find(place: Path) -> Sources:
     unchecked += [path for path, record in measured.items() if "sha256" not in record]
     papers = [record for path, record in measured.items() if not of[path]]
     return Sources(rows, papers, costs, theorems, notes, unchecked, of_field)
+
+
+def _told_apart(
+    parts: list[tuple[Path, list[ResultRow]]],
+) -> tuple[list[tuple[Path, list[ResultRow]]], list[str]]:
+    """The runs, and notes. Runs with other data, or another module, of the user's own under one name are told apart by
+    a part of its hash where they have one configuration. Where none have, as where each seed draws data of its own, a
+    note says that they stand together."""
+    notes = []
+    for key, what in (("dataset", "data"), ("model", "modules")):
+        hashes: dict[str, set[str]] = {}
+        alike: dict[str, set[str]] = {}
+        for row in (row for _, rows in parts for row in rows):
+            if found := row.get("inputs", {}).get(key):
+                hashes.setdefault(str(row["config"].get(key)), set()).add(found)
+                alike.setdefault(results.identity(row), set()).add(found)
+        double = {found for same in alike.values() if len(same) > 1 for found in same}
+        for name in [name for name, several in hashes.items() if len(several) > 1]:
+            if hashes[name] & double:
+                parts = [(path, [_renamed(row, key, name) for row in rows]) for path, rows in parts]
+            else:
+                notes.append(f"{name}: runs with different {what} under this name stand together.")
+    return parts, notes
+
+
+def _renamed(row: ResultRow, key: str, name: str) -> ResultRow:
+    found = row.get("inputs", {}).get(key)
+    if not found or row["config"].get(key) != name:
+        return row
+    return cast(ResultRow, {**row, "config": {**row["config"], key: f"{name} {found[:6]}"}})
 
 
 def _of_field(path: Path, place: Path) -> bool:
