@@ -37,3 +37,5 @@ def test_runs_of_the_same_setting_and_seed_are_named_where_they_are_left_out():
     said = "2 runs are not shown: others have the same setting and seed, apart from execution."
     assert left_out(rows, shown) == [said]
     assert left_out(rows[2:], series(rows[2:])) == []
+    plain = [row(40.0, zeta=0, penalty=penalty) for penalty in ("man", "feddecorr")]
+    assert left_out(plain, series(plain)) == [], "with ζ = 0 these are the same run"

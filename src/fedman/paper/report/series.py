@@ -313,19 +313,22 @@ def left_out(rows: Sequence[ResultRow], shown: Iterable[Series]) -> list[str]:
     alike: dict[tuple[object, ...], list[Settings]] = {}
     for run in kept.values():
         alike.setdefault(_place(run), []).append(said(run["config"]))
-    out = [row for row in rows if id(row) not in kept]
-    keys = set()
-    for row in out:
+    out, keys = 0, set()
+    for row in (row for row in rows if id(row) not in kept):
         apart = [set(differing(said(row["config"]), config)) for config in alike.get(_place(row), ())]
+        if not row["config"]["zeta"] and any("penalty" in found for found in apart):
+            continue  # with ζ = 0 another penalty is the same run
+        out += 1
         keys |= next((found for found in apart if found <= {*HOUSEKEEPING}), set()) - {*LOCAL}
-    runs = "run is" if len(out) == 1 else "runs are"
+    runs = "run is" if out == 1 else "runs are"
     why = f", apart from {', '.join(sorted(keys))}" if keys else ""
-    return [f"{len(out)} {runs} not shown: others have the same setting and seed{why}."] if out else []
+    return [f"{out} {runs} not shown: others have the same setting and seed{why}."] if out else []
 
 
 def _place(row: ResultRow) -> tuple[object, ...]:
-    """Where a run stands among others."""
-    return *(said(row["config"]).get(key) for key in AXES), row["config"].get("model")
+    """Where a run stands among others; what ζ weighs is nothing where it is 0."""
+    config = said(row["config"]) | {"penalty": penalty_of(row["config"])}
+    return *(config.get(key) for key in AXES), config.get("model")
 
 
 def _other_models(rows: Sequence[ResultRow], headlines: Sequence[Headline]) -> list[str]:
