@@ -71,7 +71,8 @@ def bring_numbers(graph: torch.fx.GraphModule) -> None:
     captured CUDA graph cannot copy from the host."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.lift_fresh_copy.default and node.args[0].op == "get_attr":
-            number, into = getattr(graph, node.args[0].target), {user.meta["val"].device for user in node.users}
+            number, users = getattr(graph, node.args[0].target), (user.meta.get("val") for user in node.users)
+            into = {v.device for v in users if isinstance(v, Tensor)}
             if not number.ndim and len(into) == 1:
                 setattr(graph, node.args[0].target, number.to(into.pop()))
 
